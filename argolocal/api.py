@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
+from argolocal.common.names import show
 from argolocal.controllers.kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.manifest.read import objects_of, split
@@ -149,6 +150,12 @@ def run(
     not in its file. `images`, `kinds` and `store` are arguments of LocalCluster. The default `home`
     is a temporary folder, which is deleted together with the outcome.
     """
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise ConfigError(
+            f"parameters is {show(parameters)}: it must be a dict from names to values. Correct"
+            " the argument."
+        )
+
     temporary_folder = None
     if home is None:
         temporary_folder = TemporaryDirectory(prefix="argolocal-")
@@ -156,7 +163,7 @@ def run(
 
     cluster = LocalCluster(home, None if images is None else _images(images), kinds, store)
     manifest, other_objects = split(_objects(workflow))
-    cluster.keep([*objects, *other_objects])
+    cluster.keep([*_manifests(objects), *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
 
@@ -181,10 +188,30 @@ def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
     """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the
     `fatal` mistakes."""
-    return lint_all([("", manifest) for manifest in (*_objects(workflow), *objects)])
+    return lint_all([("", manifest) for manifest in (*_objects(workflow), *_manifests(objects))])
 
 
 def _objects(workflow: Workflow) -> list[dict[str, Any]]:
     if isinstance(workflow, str | Path):
         return objects_of(Path(workflow))
-    return [dict(workflow.to_dict() if isinstance(workflow, Hera) else workflow)]
+
+    if isinstance(workflow, Hera) and not isinstance(workflow, type):
+        manifest = workflow.to_dict()
+    else:
+        manifest = workflow
+
+    return [_manifest("workflow", manifest, "the path of a file, a workflow of Hera or a dict")]
+
+
+def _manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the argument `objects`. Raises ConfigError."""
+    if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
+        raise ConfigError(f"objects is {show(objects)}: it must be a list of dicts. Pass [OBJECT].")
+    return [_manifest("objects", item, "a list of dicts") for item in objects]
+
+
+def _manifest(argument: str, value: Any, rule: str) -> dict[str, Any]:
+    """Return the manifest in an argument. Raises ConfigError."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{argument} is {show(value)}: it must be {rule}. Correct the argument.")
+    return dict(value)

@@ -7,14 +7,25 @@ import os
 import sys
 from contextlib import suppress
 
-from argolocal.common.wording import visible
+from argolocal.common.wording import one_line
 
 
 class ArgolocalError(Exception):
     """An error that a user can act on; any other exception is a bug, and its traceback is
-    printed."""
+    printed.
+
+    The arguments are the lines of the message: one line, or one line per mistake. A line break
+    inside a line is part of a value.
+    """
 
     exit_code = 1
+
+    @property
+    def lines(self) -> list[str]:
+        return [one_line(str(line)) for line in self.args]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
 class ConfigError(ArgolocalError):
@@ -68,13 +79,13 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{location}"
 
 
-def say(text: str) -> None:
-    """Write a line to stderr, with visible control characters.
+def say(*lines: str) -> None:
+    """Write lines to stderr, with visible control characters.
 
     Write errors are ignored, because a full disk must not end the run.
     """
     with suppress(OSError, ValueError):
-        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.writelines(f"{one_line(line)}\n" for line in lines)
         sys.stderr.flush()
 
 

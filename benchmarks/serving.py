@@ -149,12 +149,12 @@ def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
 def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
     """Upload a release to an object store. Return the key prefix of the release, and the
     environment of its servers."""
+    from rekindle.content.release_files import content_hash
     from rekindle.local.services.services import Services
     from rekindle.release.files import commit
     from rekindle.storage import Store, file_sha256
 
     services = Services(home, {})
-    prefix = f"releases/{name}/benchmark/"
     keys = services.credentials()
     url = services.url("s3")
 
@@ -164,12 +164,13 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
 
     names = ("model.safetensors", "model.json", "dataset.json", "example.json")
     paths = [release / file for file in names if (release / file).exists()]
-    hashes = {}
+    paths.extend((release / "state").glob("*"))
+    files = {str(path.relative_to(release)): path for path in paths}
+    hashes = {key: file_sha256(path) for key, path in files.items()}
 
-    for path in [*paths, *(release / "state").glob("*")]:
-        key = str(path.relative_to(release))
+    prefix = f"releases/{name}/{content_hash(hashes)}/"
+    for key, path in files.items():
         store.upload(path, prefix + key)
-        hashes[key] = file_sha256(path)
 
     workload = json.loads((release / "model.json").read_text())["workload"]
     about = {

@@ -18,7 +18,7 @@ from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.cost import pods
 from rekindle.training.cost.prices import FILE, HOUR_S, Prices
-from rekindle.training.search.config import (
+from rekindle.training.sweep.config import (
     Budget,
     Sweep,
     check_workload,
@@ -66,7 +66,7 @@ def build(config: Config) -> Any:
     sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
     )
-    search: dict[str, Any] = {
+    study: dict[str, Any] = {
         "sweep": sweep.model_dump(mode="json"),
         "root": "{{workflow.name}}/search",
     }
@@ -87,7 +87,7 @@ def build(config: Config) -> Any:
             "steps.search.trial",
             task="trials",
             pod="train",
-            **search,
+            **study,
             **sections,
             **first,
             part="{{item}}",
@@ -101,9 +101,7 @@ def build(config: Config) -> Any:
         )
 
         trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
-        best = blocks.step(
-            "steps.search.best", after=[trials], **search, run_id=data.outputs.run_id
-        )
+        best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
 
     return workflow

@@ -38,6 +38,7 @@ __all__ = [
     "Document",
     "InvalidDocument",
     "ModelFile",
+    "Sealed",
     "describe_model",
     "name_field",
     "parse",
@@ -45,6 +46,7 @@ __all__ = [
     "read_file",
     "read_json_file",
     "read_object",
+    "seal",
     "validate",
 ]
 
@@ -74,14 +76,30 @@ class BestValidation(Document):
     released: bool = False
 
 
-class ModelFile(Document):
-    """model.json of a trained model. Other fields are kept, since a workload may add its own.
+class Sealed(Document):
+    """A document with the sha256 of its other fields in `checksum`.
 
-    `checksum`: sha256 of all other fields; "" if a program of another framework wrote the file.
+    The checksum is "" if a program of another framework, or an earlier version, wrote the document.
     """
 
-    model_config = ConfigDict(extra="allow")
     checksum: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_changes(cls, fields: Any) -> Any:
+        recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
+        if recorded and recorded != (actual := _checksum(fields)):
+            raise ValueError(
+                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was"
+                " changed"
+            )
+        return fields
+
+
+class ModelFile(Sealed):
+    """model.json of a trained model. Other fields are kept, since a workload may add its own."""
+
+    model_config = ConfigDict(extra="allow")
     sha256: str = Field(min_length=1)  # of the weights
     workload: str
     family: str = ""
@@ -96,17 +114,6 @@ class ModelFile(Document):
     best: BestValidation | None = None
     paused: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_changes(cls, fields: Any) -> Any:
-        recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
-        if recorded and recorded != (actual := _checksum(fields)):
-            raise ValueError(
-                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was"
-                " changed"
-            )
-        return fields
-
     def as_json(self) -> dict[str, Any]:
         """Return the fields that the document has."""
         return self.model_dump(exclude_unset=True)
@@ -114,6 +121,11 @@ class ModelFile(Document):
 
 def describe_model(fields: Mapping[str, Any]) -> bytes:
     """Return the content of model.json for these fields, with their checksum."""
+    return seal(fields)
+
+
+def seal(fields: Mapping[str, Any]) -> bytes:
+    """Return a document of these fields, with their checksum (Sealed)."""
     return to_json({**fields, CHECKSUM: _checksum(loads(to_json(fields)))}, indent=1).encode()
 
 

@@ -25,6 +25,10 @@ MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a mess
 # also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets,
 # too
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
+# the query of a URL may have a token or a signature
+QUERY = re.compile(r"(://[^\s?#'\"]*\?)[^\s#'\"<>()]*[^\s#'\"<>():.,;]")
+# in messages of requests and http.client, such as about a token that ends with a newline
+HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 
 
 class DataError(RekindleError):
@@ -66,8 +70,10 @@ class Check:
 
 
 def without_user(text: str) -> str:
-    """Remove user and password from all URLs in `text`, since messages end up in logs."""
-    return USER.sub("", text)
+    """Remove user, password and query from all URLs in `text`, and the value of a header that a
+    client refuses to send: messages end up in logs."""
+    without_query = QUERY.sub(r"\1...", USER.sub("", text))
+    return HEADER_VALUE.sub(" is not allowed (the value is not shown)", without_query)
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Metric
-from rekindle.project import NAME
+from rekindle.project.template import NAME
 
 LOSS = Metric("loss", better="lower")
 

@@ -53,7 +53,7 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
 
     try:
         session = _session(
-            int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", "")
+            int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", "").strip()
         )
         answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:

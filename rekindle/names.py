@@ -9,6 +9,7 @@ An instance of a type is always valid: a value that is not valid raises InvalidN
 """
 
 import re
+from urllib.parse import SplitResult, urlsplit
 
 from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, PathName, RunName, show
 
@@ -26,7 +27,17 @@ __all__ = [
     "TaskReference",
     "Version",
     "show",
+    "split_address",
 ]
+
+
+def split_address(text: str) -> SplitResult:
+    """Return the parts of an address from outside; those of "" if it is not a valid URL."""
+    try:
+        return urlsplit(text)
+    except ValueError:  # the host starts with [, but is not an address of IPv6
+        return urlsplit("")
+
 
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; neither "." nor ".."
 TASK = "[a-zA-Z0-9][-a-zA-Z0-9_]*"

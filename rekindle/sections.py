@@ -241,7 +241,7 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(section, name, e) for e in error.errors())) from error
+        raise ConfigError(*(_sentence(section, name, e) for e in error.errors())) from error
 
 
 def _sentence(section: type[Section], name: str, error: Any) -> str:

@@ -19,7 +19,7 @@ import traceback
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,14 +27,16 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
 from argolocal.common.json_text import describe_not_finite, loads, to_json
-from argolocal.common.wording import shorten, visible
+from argolocal.common.names import show
+from argolocal.common.wording import shorten
 from rekindle import project
-from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
+from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
+from rekindle.project import exceptions
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
@@ -188,7 +190,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
         return inputs.model_validate(values)
     except ValidationError as error:
         lines = [_sentence(inputs, e, texts) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(*lines) from error
 
 
 def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
@@ -281,16 +283,42 @@ def output_text(name: str, value: Any) -> str:
         )
 
     text = to_text(value)
-    if "{{" not in text:
-        return text
     if not isinstance(value, SCALARS):
-        return text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
+        text = text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
 
-    raise DataError(
-        f'the output {name} is {shorten(text)!r}: it must not contain "{{{{", which Argo replaces'
-        " in the tasks that get the output. Change the text, or return it as an artifact or in a"
-        " list, which is passed as JSON."
-    )
+    try:
+        return check_output_text(text)
+    except ValueError as error:
+        raise DataError(
+            f"the output {name} is {shorten(ascii(text))}: {error}. Change the text, or return it"
+            " as an artifact or in a list, which is passed as JSON."
+        ) from None
+
+
+def check_output_text(text: str) -> str:
+    """Return a text that Argo passes on unchanged. Raises ValueError with the rule for another."""
+    if "{{" in text:
+        raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
+    if "\0" in text:
+        raise ValueError("it must not contain a NUL, which no argument of a program may have")
+    text.encode()  # raises ValueError for half of a surrogate pair
+    return text
+
+
+def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> None:
+    """Raise ValueError unless the texts are values of these outputs, such as from the cache."""
+    for name, text in texts.items():
+        field = outputs.model_fields.get(name)
+        if field is None or is_artifact(field):
+            raise ValueError(f"{show(name)} is not an output of the step")
+
+        value = text if _is_scalar(field.annotation) else loads(text)
+        constrained_type: Any = Annotated[field.annotation, field]  # type: ignore[valid-type]
+        try:
+            TypeAdapter(constrained_type).validate_python(value)
+        except ValidationError as error:
+            reason = rule(error.errors()[0]["msg"]).removesuffix(".")
+            raise ValueError(f"the output {name} is {show(text)}: {reason}") from None
 
 
 def verify_artifacts(inputs: StepInputs) -> None:
@@ -369,7 +397,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
         return fail(error)
     except Exception as error:
         traceback.print_exc()
-        return fail(project.as_error(error))
+        return fail(exceptions.as_error(error))
 
     return 0
 
@@ -377,7 +405,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 def fail(error: RekindleError) -> int:
     """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
-        sys.stderr.write(f"error: {visible(str(error))}\n")
+        sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):

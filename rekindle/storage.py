@@ -8,10 +8,12 @@ Settings are environment variables (pods get them from a ConfigMap and a Secret)
 import io
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +40,8 @@ REFUSED_CODES = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
+# characters of a key that a request in XML cannot have, such as a list of objects to delete
+NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
 
@@ -169,10 +173,19 @@ class Store:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; missing objects are ignored."""
-        for start in range(0, len(keys), 1000):
-            batch = {"Objects": [{"Key": key} for key in keys[start : start + 1000]], "Quiet": True}
+        unlistable_keys = [key for key in keys if NOT_IN_XML.search(key)]
+        for key in unlistable_keys:
+            with suppress(NotFound):
+                self._request(
+                    key, lambda key=key: self.client.delete_object(Bucket=self.bucket, Key=key)
+                )
+
+        listable_keys = [key for key in keys if not NOT_IN_XML.search(key)]
+        for start in range(0, len(listable_keys), 1000):
+            objects = [{"Key": key} for key in listable_keys[start : start + 1000]]
+            batch = {"Objects": objects, "Quiet": True}
             answer = self._request(
-                keys[start],
+                listable_keys[start],
                 lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch),
             )
             for error in (
@@ -311,9 +324,10 @@ class Store:
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
             # HTTPError: a truncated response
+            reason = " ".join(without_user(str(error)).split())
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
-                f" ({without_user(str(error))}). Check S3_ENDPOINT_URL and the AWS_* credentials."
+                f" ({reason}). Check S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
 
 

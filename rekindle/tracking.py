@@ -6,18 +6,27 @@ because steps are retried. Failures raise TrackingError with the server and the 
 uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
 """
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, TrackingError, without_user
+from rekindle.errors import ConfigError, TrackingError, say, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
-from rekindle.names import ObjectId, Version
+from rekindle.names import (
+    ArtifactKey,
+    InvalidName,
+    ObjectId,
+    ObjectName,
+    Version,
+    show,
+    split_address,
+)
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
@@ -54,6 +63,7 @@ NOTE = "mlflow.note.content"  # tag of a run: its description
 MAX_METRICS = 1000
 MAX_PARAMS = 100
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
+NUMBER = re.compile("[0-9]{1,9}")  # a number of releases in a tag
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 
@@ -233,7 +243,7 @@ def log_dataset(
     dataset = {
         "name": name,
         "digest": digest[:MAX_DIGEST_LENGTH],
-        "source_type": urlsplit(source).scheme or "local",
+        "source_type": split_address(source).scheme or "local",
         "source": to_json({"uri": source}),
         "profile": to_json(counts),
     }
@@ -254,7 +264,7 @@ def log_dir(run_id: str, path: Path, name: str) -> None:
 def log_artifact(run_id: str, path: str, content: bytes) -> None:
     """Log an artifact of the run. Raises TrackingError if the server does not accept artifacts
     itself."""
-    root = urlsplit(_artifact_root(run_id))
+    root = split_address(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
             f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step"
@@ -388,7 +398,15 @@ def tag_version(name: str, version: str, key: str, value: str) -> None:
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
     versions = _versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
-    return sorted(map(_release, versions), key=lambda release: int(release.version))
+    releases = list[Release]()
+
+    for version in versions:
+        try:
+            releases.append(_release(version))
+        except (InvalidName, TrackingError) as error:
+            say(f"a version is passed over: {error}")
+
+    return sorted(releases, key=lambda release: int(release.version))
 
 
 def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
@@ -405,26 +423,38 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 
 
 def _release(version: dict[str, Any]) -> Release:
+    """Return a version with its tags, which every client of MLflow can write.
+
+    Raises TrackingError if a tag is missing, and InvalidName.
+    """
     tags = mapping(version.get("tags"))
     try:
-        facts = (
-            tags[URI],
-            tags[SHA256],
-            tags.get(DEPLOYMENT, ""),
-            version.get("run_id", ""),
-            tags.get(PROMOTED_BY, ""),
-        )
-
-        number = Version(version["version"], "MLflow")
-        keep = tags.get(KEEP_RELEASES, "")
-
-        return Release(number, *facts, int(keep) if keep.isascii() and keep.isdigit() else None)
+        uri = tags[URI]
+        sha256 = tags[SHA256]
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}:'
             " only versions that `steps.release` registered can serve. Remove the alias of this"
             " version in MLflow, or give the model another name."
         ) from error
+
+    origin = f"of version {version['version']} of {show(version['name'])} in MLflow"
+    ArtifactKey(uri.rstrip("/"), f"the tag {URI} {origin}")
+
+    deployment = tags.get(DEPLOYMENT, "")
+    if deployment:
+        ObjectName(deployment, f"the tag {DEPLOYMENT} {origin}")
+
+    keep = tags.get(KEEP_RELEASES, "")
+    return Release(
+        version=Version(version["version"], "MLflow"),
+        uri=uri,
+        sha256=sha256,
+        deployment=deployment,
+        run_id=version.get("run_id", ""),
+        promoted_by=tags.get(PROMOTED_BY, ""),
+        keep_releases=int(keep) if NUMBER.fullmatch(keep) else None,
+    )
 
 
 def _runs(

@@ -43,6 +43,7 @@ def run(inputs: Inputs) -> Outputs:
     """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
     from rekindle import tracking
     from rekindle.cache import claims
+    from rekindle.content.release_files import reject_other_folder
     from rekindle.errors import say
     from rekindle.storage import Store
 
@@ -54,7 +55,10 @@ def run(inputs: Inputs) -> Outputs:
         )
 
     if not inputs.server:
-        claims.claim(Store.from_env(), [champion.uri.rstrip("/")])
+        store = Store.from_env()
+        key = champion.uri.rstrip("/")
+        reject_other_folder(key, store.uri(key))
+        claims.claim(store, [key])
 
     others = [item for item in inputs.deployments if item["server"] != inputs.server]
 

@@ -6,7 +6,6 @@
 The workload's `prepare` defines how the data is processed.
 """
 
-import json
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.step import SHA256, parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
@@ -259,10 +259,12 @@ def mark_run(inputs: Inputs) -> None:
 
     if "KUBERNETES_SERVICE_HOST" not in os.environ or not os.environ.get("S3_BUCKET"):
         return
-    manifest = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
+    manifest = unpack_manifest(inputs.manifest)
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
     workflow = {**manifest, "metadata": metadata}
-    ownership.begin(Store.from_env().short_retries(), workflow, inputs.experiment, is_first=False)
+    store = Store.from_env().short_retries()
+    counted = not inputs.backfill
+    ownership.begin(store, workflow, inputs.experiment, is_first=False, counted=counted)
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

@@ -84,7 +84,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
     """Try the workload once, with files in `folder`; return the findings."""
-    from rekindle import project
+    from rekindle.project import exceptions
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}
 
@@ -92,7 +92,7 @@ def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
         rehearse(inputs, folder, report)
     except ModuleNotFoundError as error:
         report["stage"] = "imports"
-        report["error"] = str(project.as_error(error))
+        report["error"] = str(exceptions.as_error(error))
         report["exit_code"] = 1
     except Exception as error:
         if report.get("family"):
@@ -105,7 +105,7 @@ def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
         if isinstance(error, RekindleError):
             reported = error
         else:
-            reported = project.as_error(error, where)
+            reported = exceptions.as_error(error, where)
 
         traceback.print_exc()
         report.update({"error": str(reported), "exit_code": reported.exit_code})
@@ -147,7 +147,7 @@ def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
         except Exception as error:
             report.update(found | {"rows": report["rows"]})
             if name and isinstance(error, RekindleError):
-                raise type(error)(f"family {name}: {error}") from error
+                raise type(error)(f"family {name}: {' '.join(error.lines)}") from error
 
             raise
 

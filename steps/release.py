@@ -9,7 +9,6 @@ rekindle/release/files.py lists the files of a release. A repeated step register
 and completes a release that was interrupted.
 """
 
-import json
 import os
 import platform
 from typing import TYPE_CHECKING, Any
@@ -72,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.files import collect, commit, upload
+    from rekindle.release.files import collect, commit, describing_hashes, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -101,6 +100,7 @@ def run(inputs: Inputs) -> Outputs:
         "run_id": run_id,
         "provenance": facts,
         "files": hashes,
+        "described": describing_hashes(folder),
     }
 
     commit(store, prefix, record)
@@ -122,11 +122,10 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     """Return everything that `rekindle reproduce` needs to repeat the run."""
     from rekindle import project
     from rekindle.cache import code
-    from rekindle.step import unpack
+    from rekindle.content.recorded_manifest import unpack_manifest
 
     parameters = {parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters}
-    packed_manifest = parameters.pop("manifest", "")
-    manifest = json.loads(unpack(packed_manifest)) if packed_manifest else {}
+    manifest = unpack_manifest(parameters.pop("manifest", ""))
     folders = project.search_path()
     modules = code.modules_in(manifest, folders) if manifest else []
 

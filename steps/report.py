@@ -9,7 +9,6 @@ workflow. Logs the summary of each ledger as metrics, tags and artifacts below `
 JSON and a plot.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,11 +19,15 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from argolocal.common.json_text import to_json
+from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.documents import Document, parse
 from rekindle.errors import RekindleError
 from rekindle.release.watch.notification import reasons, status, verdicts
-from rekindle.step import StepInputs, StepOutputs, unpack
+from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
+    from rekindle.storage import Store
     from rekindle.training.cost.tariff import Tariff
     from rekindle.training.ledger.report import Summary
 
@@ -57,6 +60,15 @@ class Inputs(StepInputs):
     cached: dict[str, Any] = Field(
         default_factory=dict, description="earlier runs whose outputs were reused, by task"
     )
+
+
+class CachedTask(Document):
+    """A task that may reuse the outputs of an earlier run; `source`: RUN/TASK, or "" until the task
+    has looked them up."""
+
+    task: str
+    source: str = Field(alias="at")
+    digest: str = ""
 
 
 class Outputs(StepOutputs):
@@ -114,7 +126,7 @@ def run(inputs: Inputs) -> Outputs:
     costs = dict[str, float]()
     # WORKFLOW/TASK/checkpoints/ledger
     tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
-    recorded = json.loads(unpack(inputs.manifest)) if inputs.manifest else {}
+    recorded = unpack_manifest(inputs.manifest)
     tariffs = dict[str, "Tariff"]()
 
     with problems.noted("the costs of the training are not recorded"):
@@ -188,14 +200,28 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
     if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
         return
 
-    if inputs.status == "Succeeded":
-        promoted = tracking.tags_of(run_id).get("rekindle.promoted", "")
-    else:
-        promoted = ""
-
-    names = pod.apply(store, inputs.workflow, inputs.config, promoted.rpartition(" ")[0])
+    promoted = find_promoted(store, inputs, run_id)
+    names = pod.apply(store, inputs.workflow, inputs.config, promoted)
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
+
+
+def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
+    """Return the model whose release the run has promoted, if the run has succeeded, else "".
+
+    The tag in MLflow only names the model: everybody can set it.
+    """
+    from rekindle import tracking
+    from rekindle.names import ModelName
+    from rekindle.release import promotion
+
+    tag = tracking.tags_of(run_id).get("rekindle.promoted", "")
+    model = ModelName.or_none(tag.rpartition(" ")[0])
+    if inputs.status != "Succeeded" or not model:
+        return ""
+
+    own_names = run_id, f"{inputs.experiment}/{inputs.workflow}"
+    return model if promotion.was_promoted_by(store, model, own_names) else ""
 
 
 def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
@@ -217,17 +243,21 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     from rekindle.storage import NotFound, Store
     from steps.prepare import record
 
-    rows = [row for row in inputs.cached.values() if isinstance(row, dict)]
+    rows = [
+        parse(CachedTask, to_json(row), f"the entry {name} of the input cached")
+        for name, row in inputs.cached.items()
+        if isinstance(row, dict)
+    ]
     store = Store.from_env() if rows else None
     sources: dict[str, str] = {}  # task → RUN/TASK whose outputs were reused
 
     for row in rows:
-        source = row["at"]
+        source = row.source
         if store and not source:
             with suppress(NotFound):
-                source = store.get(f"{inputs.workflow}/{row['task']}/cached").decode()
+                source = store.get(f"{inputs.workflow}/{row.task}/cached").decode()
 
-        sources.update({row["task"]: source} if source else {})
+        sources.update({row.task: source} if source else {})
 
     if not sources:
         return
@@ -236,7 +266,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     if "name" not in params:
         record(run_id, inputs.config, inputs.manifest)
 
-    digests = [row["digest"] for row in rows if row.get("digest")]
+    digests = [row.digest for row in rows if row.digest]
     if digests and "data.digest" not in params:
         tracking.log(
             run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]}
@@ -244,7 +274,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
     tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
     tracking.log(
-        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row["at"] for row in rows) else {})
+        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row.source for row in rows) else {})
     )
 
 
@@ -277,9 +307,9 @@ def log_trial_costs(
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
-    from rekindle.training.search.config import Sweep
-    from rekindle.training.search.costs import total_amounts, trial_bills
-    from rekindle.training.search.study import FOLDER, Study
+    from rekindle.training.sweep.config import Sweep
+    from rekindle.training.sweep.costs import total_amounts, trial_bills
+    from rekindle.training.sweep.study import FOLDER, Study
 
     prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
     if not prices:

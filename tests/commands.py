@@ -32,15 +32,12 @@ RECIPES = {
 }
 # command → other tests that run it; includes commands that never end
 ELSEWHERE = {
-    **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
-    **{
-        "rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py",
-        "cd power && make run": "test_project.py",
-    },
-    **{
-        "mlflow models serve": "tests/test_end_to_end.py",
-        "rekindle sweep configs": "tests/pipelines/test_sweep.py",
-    },
+    "make test": ".ci/run",
+    "rekindle run mine.yaml": "tests/test_end_to_end.py",
+    "rekindle demo chaos": "tests/rekindle/demo/test_chaos.py",
+    "cd power && make run": "test_project.py",
+    "mlflow models serve": "tests/test_end_to_end.py",
+    "rekindle sweep configs": "tests/pipelines/test_sweep.py",
 }
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 

@@ -74,7 +74,7 @@ LONG = (
     "tests/steps/fraud/test_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
     "tests/rekindle/serving/test_connections.py",
-    "tests/rekindle/view/test_rollback.py",
+    "tests/rekindle/operations/test_rollback.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
     "tests/rekindle/cli/test_stranger.py",

@@ -20,20 +20,22 @@ from typing import Any, Self
 
 # imported by nearly every command
 HEAVY = (
-    *("boto3", "hera.workflows", "kubernetes.client", "requests"),
-    *(
-        "argolocal.validate",
-        "argolocal.view.foreground",
-        "rekindle.blocks",
-        "rekindle.blocks.manifest.render",
-    ),
-    *(
-        "rekindle.cluster.workflows",
-        "rekindle.view.history.backfill",
-        "rekindle.view.history.trials",
-    ),
-    *("rekindle.view.changes", "rekindle.view.cluster_logs", "rekindle.view.cluster_overview"),
-    *("rekindle.view.explain", "rekindle.view.reuse"),
+    "boto3",
+    "hera.workflows",
+    "kubernetes.client",
+    "requests",
+    "argolocal.validate",
+    "argolocal.view.foreground",
+    "rekindle.blocks",
+    "rekindle.blocks.manifest.render",
+    "rekindle.cluster.workflows",
+    "rekindle.operations.backfill",
+    "rekindle.operations.trials",
+    "rekindle.operations.rollback",
+    "rekindle.view.cluster_logs",
+    "rekindle.view.cluster_overview",
+    "rekindle.view.explain",
+    "rekindle.operations.reuse",
 )
 
 

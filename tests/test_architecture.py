@@ -52,6 +52,8 @@ SUBPACKAGES = {
     "argolocal": set(),
     "rekindle.cli": {
         "view",
+        "operations",
+        "demo",
         "doctor",
         "cache",
         "cluster",
@@ -60,7 +62,25 @@ SUBPACKAGES = {
         "blocks",
         "training",
     },
-    "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
+    "rekindle.view": {
+        "operations",
+        "cluster",
+        "local",
+        "argolocal",
+        "blocks",
+        "training",
+        "release",
+    },
+    "rekindle.operations": {
+        "cluster",
+        "local",
+        "argolocal",
+        "blocks",
+        "cache",
+        "training",
+        "release",
+    },
+    "rekindle.demo": {"local", "argolocal", "blocks", "training"},
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.cluster": {"argolocal", "blocks", "release", "training"},
     "rekindle.local": {"argolocal"},
@@ -330,6 +350,16 @@ def pictures() -> tuple[str, str]:
 def test_the_architecture_page_shows_the_import_rules():
     for drawn in pictures():
         assert drawn in PAGE.read_text(), "run python -m tests.test_architecture"
+
+
+@pytest.mark.parametrize("package", COMMON)
+def test_the_architecture_page_names_every_folder_and_top_module(package: str):
+    root = ROOT / package
+    modules = {path.stem for path in root.glob("*.py")} - {"__init__", "__main__"}
+    folders = {str(path.parent.relative_to(root)) for path in root.glob("*/**/__init__.py")}
+
+    named = set(re.findall(r"`([\w/]+)`", PAGE.read_text()))
+    assert (modules | folders) - named == set()
 
 
 if __name__ == "__main__":

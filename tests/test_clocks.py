@@ -67,7 +67,7 @@ EXCEPTIONS = {
         {"sleep", "time.time"},
         f"a training with a configurable speed; {STAMPS}",
     ),
-    "rekindle/view/history/test_backfill.py": (
+    "rekindle/operations/test_backfill.py": (
         {"monotonic", "sleep"},
         f"{FAULTS}, as shares of an undisturbed run",
     ),

@@ -11,13 +11,18 @@ from packaging.version import Version
 # package → first version without the known vulnerabilities that matter here
 FIXED = {
     "mlflow": "3.17.0",
-    "requests": "2.32.4",  # CVE-2024-47081
+    "pytest": "9.0.3",  # CVE-2025-71176
+    "requests": "2.33.0",  # CVE-2026-25645
     "scikit-learn": "1.5.0",  # CVE-2024-5206
-    "starlette": "0.49.1",  # CVE-2025-62727
+    "setuptools": "78.1.1",  # CVE-2025-47273
+    "starlette": "1.0.1",  # CVE-2026-48710
     "torch": "2.6.0",  # CVE-2025-32434
+    "urllib3": "2.7.0",  # CVE-2026-44432
 }
-PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-GROUPS = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+FILE = tomllib.loads(Path("pyproject.toml").read_text())
+PROJECT = FILE["project"]
+BUILD = FILE["build-system"]["requires"]
+GROUPS = {"": PROJECT["dependencies"], "build": BUILD, **PROJECT["optional-dependencies"]}
 
 
 @pytest.mark.parametrize(("name", "fixed"), FIXED.items())

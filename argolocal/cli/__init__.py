@@ -20,6 +20,7 @@ from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten
+from argolocal.errors import say
 
 if TYPE_CHECKING:
     from argolocal.manifest.read import Documents
@@ -110,10 +111,7 @@ def print_findings(
     ]
 
     if documents.other_files:
-        click.echo(
-            f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}",
-            err=True,
-        )
+        say(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}")
 
     if as_json:
         click.echo(to_json([asdict(finding) for finding in findings], indent=2))

@@ -10,7 +10,7 @@ import click
 from argolocal.cli import standard_streams
 from argolocal.common import homes, program
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import shorten
+from argolocal.common.wording import one_line, shorten
 from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
 
 
@@ -73,37 +73,37 @@ def exit_code(command: Callable[[], Any]) -> int:
         error.show()
         code = 2
     except click.ClickException as error:
-        click.echo(f"error: {shorten(usage_message(error))}", err=True)
+        _print_error(one_line(usage_message(error)))
         code = 2
     except click.Abort:
         code = 130
     except ArgolocalError as error:
-        click.echo(f"error: {shorten(str(error))}", err=True)
+        _print_error(str(error))
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(
             home
         ):
-            click.echo(f"error: {shorten(describe(error))}", err=True)
+            _print_error(one_line(describe(error)))
             return 1
 
         remedy = (
             f"free space there, make it writable, or set {program.variable('HOME')} to another"
             " directory"
         )
-        click.echo(
-            f"error: {error.filename or home}: {error.strerror}. State is kept in {home}:"
-            f" {remedy}.",
-            err=True,
-        )
-
+        path = error.filename or home
+        _print_error(one_line(f"{path}: {error.strerror}. State is kept in {home}: {remedy}."))
         code = 1
     except RecursionError as error:
-        click.echo(f"error: a value is nested too deep: {shorten(describe(error))}", err=True)
+        _print_error(one_line(f"a value is nested too deep: {describe(error)}"))
         code = 1
 
     if isinstance(code, int):
         return code
 
     return 0
+
+
+def _print_error(message: str) -> None:
+    click.echo(f"error: {shorten(message)}", err=True)

@@ -32,6 +32,12 @@ def visible(text: str) -> str:
     return CONTROL.sub(_escape, COLOR.sub("", text))
 
 
+def one_line(text: str) -> str:
+    """Return `visible(text)` in which line breaks and tabs are visible, too: a value in a message
+    must not look like another message."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _escape(character: re.Match[str]) -> str:
     number = ord(character[0])
     if number < 0x10000:

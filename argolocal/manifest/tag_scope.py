@@ -29,8 +29,11 @@ RESULT_FIELDS = ("exitCode", "outputs.result")
 TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
 # If one of these has a value, then also each tag that starts with it: `outputs` of a template that
-# is not in the manifest, and the outputs of the workflow if a globalName contains tags.
-OPEN_TAG = re.compile(r"outputs|workflow\.outputs\.(parameters|artifacts)")
+# is not in the manifest, the outputs of the workflow if a globalName contains tags, and an item
+# whose loop is not known.
+OPEN_TAG = re.compile(
+    r"item|((tasks|steps)\.[^.]*\.)?outputs|workflow\.outputs\.(parameters|artifacts)"
+)
 
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 

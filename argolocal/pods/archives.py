@@ -25,7 +25,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from argolocal.pods.tarballs import CHUNK_BYTES, MAX_HEADER_BYTES, TarStream, open_tar
+from argolocal.pods.tarballs import (
+    CHUNK_BYTES,
+    MAX_HEADER_BYTES,
+    CountedEntry,
+    TarStream,
+    open_tar,
+)
 
 MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
 # unpacked size of the part of a tarball whose entries are counted before they are written
@@ -219,7 +225,7 @@ class _Counter:
             self._count(rest, entries)
 
     def _count(self, file: TarStream, entries: int) -> None:
-        with open_tar(file) as tar:
+        with open_tar(file, CountedEntry) as tar:
             for _ in range(entries + 1):
                 file.budget = MAX_HEADER_BYTES
                 member = tar.next()

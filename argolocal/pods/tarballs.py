@@ -7,7 +7,7 @@ import tarfile
 import zlib
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
 # maximum number of small gzip members, and the size (packed plus unpacked) below which a member is
@@ -15,6 +15,13 @@ MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at m
 MAX_SMALL_MEMBERS = 10_000
 SMALL_MEMBER_BYTES = 1024
 CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
+
+# fields of a header
+SIZE = slice(124, 136)
+CHECKSUM = slice(148, 156)
+TYPE = slice(156, 157)
+CHECKSUM_OF_SPACES = 8 * ord(" ")  # the checksum of a header counts its own field as spaces
+ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
 class Entry(tarfile.TarInfo):
@@ -24,6 +31,25 @@ class Entry(tarfile.TarInfo):
         if count < 0:  # without this check, tarfile would read the same headers for ever
             raise tarfile.ReadError(f"it has an entry of {count} bytes")
         return super()._block(count)  # type: ignore[misc]
+
+
+class CountedEntry(Entry):
+    """An entry that is only counted: of an ordinary entry, only its kind and size are read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        if len(buf) != tarfile.BLOCKSIZE or buf[TYPE] not in ORDINARY_TYPES:
+            return super().frombuf(buf, encoding, errors)
+
+        stored_sum = tarfile.nti(buf[CHECKSUM])  # type: ignore[attr-defined]
+        actual_sum = sum(buf) - sum(buf[CHECKSUM]) + CHECKSUM_OF_SPACES
+        if stored_sum != actual_sum:
+            return super().frombuf(buf, encoding, errors)
+
+        entry = cls()
+        entry.type = bytes(buf[TYPE])
+        entry.size = tarfile.nti(buf[SIZE])  # type: ignore[attr-defined]
+        return entry
 
 
 class GzipMembers(io.RawIOBase):
@@ -140,7 +166,7 @@ class TarStream:
         return data
 
 
-def open_tar(file: TarStream) -> tarfile.TarFile:
+def open_tar(file: TarStream, kind: type[Entry] = Entry) -> tarfile.TarFile:
     """Open a tar that is read forwards, entry by entry."""
     content: Any = file
-    return tarfile.open(fileobj=content, mode="r:", tarinfo=Entry)
+    return tarfile.open(fileobj=content, mode="r:", tarinfo=kind)

@@ -40,7 +40,7 @@ def check(
     findings = lint(manifest, file, find) if find else lint_all(all_objects)
     fatal_findings = [str(finding) for finding in findings if finding.fatal]
     if fatal_findings:
-        raise ConfigError("\n".join(["the manifest cannot run:", *fatal_findings]))
+        raise ConfigError("the manifest cannot run:", *fatal_findings)
     return findings
 
 

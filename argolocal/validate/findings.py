@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from argolocal.common.wording import one_line
 from argolocal.errors import did_you_mean
 
 MAX_HINTS = 50
@@ -23,7 +24,7 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
         # a value with a line break must not look like another finding
-        return text.replace("\n", "\\n")
+        return one_line(text)
 
 
 class Findings:

@@ -18,6 +18,15 @@ PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # Jinja
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
 SIMILARITY = 0.8  # lowest similarity of a misspelt first word
+# tags of an attempt of a step; Argo leaves other tags with these first words in the text
+ATTEMPT_TAGS = (
+    "node.name",
+    "retries",
+    "lastRetry.exitCode",
+    "lastRetry.status",
+    "lastRetry.duration",
+    "lastRetry.message",
+)
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
 # A tag that begins with one of these is not checked by Argo, but remains in the text if it does not
 # have a value. Source: validate.go, resolveAllVariables.
@@ -65,16 +74,16 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
         for name in names:
             # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
             is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
+            is_part = any(other.startswith(f"{name}.") for other in names)
             if (
                 name.split(".")[0] in PREFIXES
-                and not is_first_word
+                and not (is_first_word or is_part)
                 and not _has_value(tag, name, scope)
             ):
                 message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
                 findings.add(path, "tag", message, use.is_fatal(tag, name))
 
             is_variable = tag.startswith("=") and "." not in name
-            is_part = any(other.startswith(f"{name}.") for other in names)
             if not is_variable and not is_part and (correct_name := _correct_first_word(name)):
                 message = (
                     f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean'
@@ -90,10 +99,11 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
 def _correct_first_word(name: str) -> str:
     """Return the tag that a name with a misspelt first word seems to mean, or ""."""
     first_word, dot, rest = name.partition(".")
-    if first_word == "node":
-        if name == "node.name" or not dot:
+    if first_word in ("node", "retries", "lastRetry"):
+        if name in ATTEMPT_TAGS or not dot:
             return ""
-        return "node.name"
+        choices = [tag for tag in ATTEMPT_TAGS if tag.startswith(first_word)]
+        return difflib.get_close_matches(name, choices, 1, 0)[0]
 
     if first_word in FIRST_WORDS or not re.fullmatch(r"[A-Za-z]+", first_word):
         return ""

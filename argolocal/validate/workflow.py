@@ -13,7 +13,16 @@ from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.kinds import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
 from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
-from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules, unheeded
+from argolocal.validate import (
+    arguments,
+    graph,
+    metrics,
+    objects,
+    pods,
+    spec_fields,
+    tag_rules,
+    unheeded,
+)
 from argolocal.validate.tag_rules import Use
 from argolocal.validate.workflow_facts import TEMPLATE_KINDS, Manifest, WorkflowFacts, reads_input
 
@@ -116,12 +125,13 @@ class WorkflowRules(WorkflowFacts):
         )
 
     def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
-        """Check the tags workflow.* outside of templates, which Argo's validation sees only where
-        they are inserted."""
+        """Check the tags outside of templates, which Argo's validation sees only where they are
+        inserted."""
         known_tags = (
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )
         scope = Scope((Names(known_tags),))
+        scopes = spec_fields.SpecScopes(self, known_tags)
 
         for parameter in workflow_arguments.get("parameters") or []:
             where = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
@@ -129,14 +139,9 @@ class WorkflowRules(WorkflowFacts):
             self.check_tags(where, _workflow_tags_in(str(parameter.get("value", ""))), scope, use)
 
         for key, value in self.spec.items():
-            if key not in ("templates", "arguments"):
+            if key != "templates":
                 for where, text in tag_scope.texts(value, f"{self.root}.{key}"):
-                    self.check_tags(
-                        where,
-                        _workflow_tags_in(text),
-                        scope,
-                        Use(is_validated=False, is_used=False),
-                    )
+                    spec_fields.check_tags(self, key, where, text, scopes.scope(key))
 
     def merge_template_ref(self) -> bool:
         """Merge the spec over the spec of its WorkflowTemplate. Return False if the

@@ -331,7 +331,10 @@ def follow(
     while True:
         completed = is_finished()
         matching_logs = [
-            path for path in logs.glob("*.log") if step in path.stem.removeprefix(f"{run}-")
+            path
+            for path in logs.glob("*.log")
+            # a step could replace its log by a FIFO or a device, which have no end
+            if step in path.stem.removeprefix(f"{run}-") and path.is_file()
         ]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from argolocal.common import causes, program
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import duration, one_line, visible
 from argolocal.engine.suspend import suspended
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
@@ -249,4 +249,4 @@ def _cell(value: Any) -> str:
         if value:
             return "yes"
         return "no"
-    return visible(str(value))
+    return one_line(str(value))

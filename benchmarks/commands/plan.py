@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.commands import REKINDLE, down, environment, rekindle
 from benchmarks.runner import cpu
-from rekindle import project
 from rekindle.cache import entries
 from rekindle.local.cluster import LocalCluster
+from rekindle.project.template import create
 
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
 CHANGES = {
@@ -197,7 +197,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(dir=Path.home()) as base:
         folder = Path(base) / "plans"
-        project.create(folder)
+        create(folder)
         try:
             bars = plan_cpu(folder, options.tasks, options.runs) + accuracy(folder, options.runs)
         finally:

@@ -84,14 +84,15 @@ def copy_release(name: str, prefix: str) -> str:
 
     If `name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
+    from rekindle.content.release_files import content_hash
+    from rekindle.documents import describe_model
     from rekindle.release.files import commit
     from rekindle.storage import Store
 
     store = Store.from_env()
-    copy = f"releases/digits/{name}/"
-    hashes = {}
     record = json.loads(store.get(f"{prefix}release.json"))
     workload = "benchmarks.workloads.faulty"
+    contents = {}
 
     for key in record["files"]:
         content = store.get(prefix + key)
@@ -103,10 +104,14 @@ def copy_release(name: str, prefix: str) -> str:
                     "model": description["model"] | {"fault": name if name in FAULTS else ""},
                 }
             )
-            content = json.dumps(description).encode()
+            content = describe_model(description)
 
+        contents[key] = content
+
+    hashes = {key: sha256(content).hexdigest() for key, content in contents.items()}
+    copy = f"releases/digits-{name}/{content_hash(hashes)}/"
+    for key, content in contents.items():
         store.put(copy + key, content)
-        hashes[key] = sha256(content).hexdigest()
 
     version = "1" if name == "champion" else "2"
     commit(

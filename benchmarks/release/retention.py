@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.bars import bar, parser, report
-from rekindle.project import create
+from rekindle.project.template import create
 
 KEEP_RUNS = 10
 MAX_RUNS = 12

@@ -25,7 +25,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.handbook import REKINDLE, SET_HELP, pipeline
+from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.workload import prepare
 from steps import fraud
 from steps.fraud.config import Columns, Data
@@ -125,8 +125,8 @@ def plain(data: Data, folder: Path) -> float:
     )
     # in the order of the rows of the dataset
     table = np.concatenate([piece for _, piece in pieces])
-    training = (rows.times >= rows.facts["train_start"]) & (rows.times < rows.facts["train_end"])
-    sample = Sample(rows.facts["train_rows"])
+    training = (rows.times >= rows.facts.train_start) & (rows.times < rows.facts.train_end)
+    sample = Sample(int(training.sum()))
     sample.add(table, rows.labels, rows.cards, training)
     boosting = sample.fit()
     later = np.zeros(len(rows), bool)

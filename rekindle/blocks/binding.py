@@ -34,7 +34,7 @@ def load_step(module: str) -> Step:
     try:
         return load(module)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def reject_unknown(
@@ -100,7 +100,7 @@ def check_section(name: str, value: object, section: type[Section]) -> None:
     try:
         parse_section(type(value), vars(value), name)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def check_workload(workload: str, data: object = None, **bounds: object) -> None:
@@ -119,7 +119,7 @@ def check_workload(workload: str, data: object = None, **bounds: object) -> None
 
         check_bounds(parse_section(Gate, bounds, "gate"), module.metrics)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
 
 def check_options(task: str, options: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle import project
+from rekindle.project.folders import ENGINE
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # in the order of Python's search
@@ -132,7 +133,8 @@ def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterat
 
 @cache
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
@@ -140,7 +142,7 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
     installed package."""
     path = Path(*name.split("."))
     package = name.partition(".")[0]
-    engine = [folder.parent for folder in project.ENGINE if folder.name == package]
+    engine = [folder.parent for folder in ENGINE if folder.name == package]
     for root in engine or (*roots, *_source_roots(package)):
         for stem in (root / path / "__init__", root / path):
             for suffix in MODULE_SUFFIXES if stem.parent.is_dir() else ():
@@ -187,7 +189,9 @@ def _imports(file: Path, package: str) -> list[str]:
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
-    with suppress(SyntaxError):  # a syntax error is reported when the module is imported
+    # an error of the source is reported when the module is imported; the last two are those of a
+    # source that is nested deep
+    with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
             with suppress(ImportError):  # the name leads out of the package
                 names[importlib.util.resolve_name(name, package)] = None

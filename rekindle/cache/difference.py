@@ -4,16 +4,17 @@ An entry's `code` is one hash of many files. The object `cache-code/HASH` lists 
 all its entries.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import loads, to_json
 from rekindle.cache import code, entries
 from rekindle.cache.key import Facts, modules_of
+from rekindle.documents import Document, validate
 from rekindle.errors import Conflict, NotFound, StorageError
+from rekindle.names import Digest
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -33,6 +34,14 @@ class Difference:
     now: str = ""
 
 
+class CodeFile(Document):
+    """The object `cache-code/HASH`: the values that HASH was computed from."""
+
+    python: str
+    packages: list[str]
+    files: dict[str, str]
+
+
 def record_code(store: "Store", facts: Facts) -> None:
     """Write the facts of the code's identity, unless the identity is the digest of an image. Raises
     StorageError."""
@@ -48,7 +57,8 @@ def record_code(store: "Store", facts: Facts) -> None:
 def remove_unused_code(store: "Store") -> None:
     """Delete the lists of files that no entry refers to. Raises StorageError."""
     used = {f"{FOLDER}{entry.facts.get('code')}" for entry in entries.entries(store)}
-    store.delete([item.key for item in store.list(FOLDER) if item.key not in used])
+    unused = (item.key for item in store.list(FOLDER) if item.key not in used)
+    store.delete([key for key in unused if Digest.matches(key.removeprefix(FOLDER))])
 
 
 def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
@@ -77,7 +87,7 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
         return
 
     try:
-        recorded = json.loads(store.get(f"{FOLDER}{identities[0]}"))
+        recorded = validate(CodeFile, store.get(f"{FOLDER}{identities[0]}")).model_dump()
         current = code.identity_facts(modules_of(now))
         files = list(_mapping_differences("code", recorded["files"], current["files"]))
         packages = (
@@ -91,7 +101,7 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
         if recorded["python"] != current["python"]:
             files.append(Difference("code", "Python", recorded["python"], current["python"]))
     # an earlier version of Rekindle recorded only the hash
-    except (NotFound, StorageError, ValueError, KeyError, TypeError):
+    except (NotFound, StorageError, ValueError):
         files = []
 
     yield from files or [Difference("code", "all files", *identities)]
@@ -115,7 +125,7 @@ def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
         value: Any = text
         with suppress(ValueError, TypeError):
             if isinstance(text, str) and text[:1] == "{":
-                value = json.loads(text)
+                value = loads(text)
             else:
                 value = text
 

@@ -20,7 +20,9 @@ from argolocal.language.quantity import quantity
 from rekindle.cache import claims
 from rekindle.documents import Document, name_field, validate
 from rekindle.errors import NotFound, StorageError
+from rekindle.keys import REUSED_MODELS
 from rekindle.names import Digest, TaskName, TaskReference
+from rekindle.step import StepOutputs, check_output_text, check_output_texts, is_artifact
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -30,6 +32,9 @@ FOLDER = "cache/"
 INDEX_KEY = "cache-book.json"
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
+MAX_SECONDS = 1e9  # duration of a step
+# outputs that are never in an entry: each run has its own MLflow run and its own trainings
+NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
 
 
@@ -55,12 +60,11 @@ class Entry:
         return self.at.partition("/")[2]
 
 
-def _reject_tags(text: str) -> str:
-    """Raise ValueError for a template tag: outputs become parameters of a workflow, where Argo
-    would replace it."""
-    if "{{" in text:
-        raise ValueError("an output must not contain {{")
-    return text
+def _reject_future(time_made: float) -> float:
+    """Raise ValueError for an entry that would never be too old."""
+    if time_made > time.time() + DAY_S:
+        raise ValueError("it is more than a day in the future")
+    return time_made
 
 
 class ArtifactFacts(Document):
@@ -90,11 +94,13 @@ class EntryFile(Document):
 
     key: str
     at: Annotated[str, name_field(TaskReference)]
-    outputs: dict[str, Annotated[str, AfterValidator(_reject_tags)]]
+    outputs: dict[
+        Annotated[str, name_field(TaskName)], Annotated[str, AfterValidator(check_output_text)]
+    ]
     artifacts: dict[Annotated[str, name_field(TaskName)], ArtifactFacts]
     facts: FactsFile
-    seconds: float
-    made: float
+    seconds: float = Field(ge=0, le=MAX_SECONDS)
+    made: Annotated[float, AfterValidator(_reject_future)] = Field(ge=0)
 
     @field_serializer("facts")
     def _as_recorded(self, facts: FactsFile) -> dict[str, Any]:
@@ -113,6 +119,27 @@ def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     if entry and not reason_invalid(entry, partial(_size, store), days):
         return entry
     return None
+
+
+def reason_unfit(entry: Entry, outputs: type[StepOutputs]) -> str:
+    """Return why an entry cannot be the result of a step with these outputs, or "".
+
+    Everybody who may write to the object store can write an entry.
+    """
+    names = outputs.model_fields.keys() - set(NOT_REUSED)
+    missing = sorted(names - entry.outputs.keys() - entry.artifacts.keys())
+    if missing:
+        return f"it lacks the output {missing[0]}"
+
+    parameters = {name for name in names if not is_artifact(outputs.model_fields[name])}
+    if parameters & entry.artifacts.keys():
+        return "a parameter is recorded as an artifact"
+
+    try:
+        check_output_texts(outputs, entry.outputs)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def record(store: "Store", entry: Entry) -> None:

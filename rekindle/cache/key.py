@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
 from rekindle.errors import RekindleError
+from rekindle.names import split_address
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def key(facts: Facts) -> str:
 def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
     """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI.
     Raises UnknownKey."""
-    parts = urlsplit(uri)
+    parts = split_address(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
         objects = find_objects(open_bucket(parts.netloc), prefix)

@@ -22,6 +22,7 @@ from types import CodeType, ModuleType
 
 from rekindle import project
 from rekindle.cache import code
+from rekindle.project.folders import ENGINE
 
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
@@ -171,7 +172,7 @@ def _other_folders() -> frozenset[Path]:
         sys.base_prefix,
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    return _with_real_paths([*SYSTEM, *python, *project.ENGINE])
+    return _with_real_paths([*SYSTEM, *python, *ENGINE])
 
 
 def _with_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:

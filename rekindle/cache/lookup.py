@@ -287,8 +287,13 @@ def _find(
         open_bucket,
     )
 
-    entry = lookup.find(cache_key := key(step_facts))
+    cache_key = key(step_facts)
+    entry = lookup.find(cache_key)
     reason = "" if entry else "no cached result for these inputs, code and data"
+    problem = entries.reason_unfit(entry, step.Outputs) if entry else ""
+    if entry and problem:
+        reason = f"the result of {entry.at} is not reused: {problem}"
+        entry = None
 
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
 

@@ -4,16 +4,15 @@ A look-up before the run cannot know the digest of a dataset that the run prepar
 for scheduled runs.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
 from rekindle.cache import lookup
+from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
-from rekindle.step import unpack
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -73,10 +72,11 @@ def _look_up(
     outputs: Mapping[str, str],
 ) -> list[lookup.CacheResult]:
     """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
-    spec = json.loads(unpack(packed_manifest))["spec"]
-    jobs = {template["name"] for template in spec["templates"] if "resource" in template}
+    spec = unpack_manifest(packed_manifest)["spec"]
+    templates = spec.get("templates") or []
+    jobs = {template["name"] for template in templates if "resource" in template}
     tasks = [
-        task for template in spec["templates"] for task in template.get("dag", {}).get("tasks", [])
+        task for template in templates for task in (template.get("dag") or {}).get("tasks") or []
     ]
     trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}
     own_task = at.partition("/")[2]

@@ -30,7 +30,7 @@ from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_tex
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RUN_ID = "run_id"  # like REUSED_MODELS never reused: each run has its own MLflow run
+RUN_ID = "run_id"
 
 
 def execute(
@@ -53,6 +53,9 @@ def execute(
         and (entry := entries.result_or_none(entries.find_and_claim, store, key(step_facts)))
     ):
         try:
+            problem = entries.reason_unfit(entry, load(module).Outputs)
+            if problem:
+                raise DataError(problem)
             _reuse(store, entry, inputs, targets, task)
             return _copy_models(store, inputs, entry.outputs, targets, options)
         except (StorageError, DataError, OSError) as error:
@@ -74,7 +77,7 @@ def execute(
     texts = {
         name: output_text(name, value)
         for name, value in outputs
-        if name not in artifacts and name not in (RUN_ID, REUSED_MODELS)
+        if name not in artifacts and name not in entries.NOT_REUSED
     }
 
     write_outputs(outputs, targets)

@@ -1,7 +1,7 @@
 """Commands that show and check configs, manifests and this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -78,11 +78,8 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     rows = list(loaded.rows())
 
     if as_json:
-        click.echo(
-            to_json(
-                {path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2
-            )
-        )
+        values = {path: {"value": value, "origin": origin} for path, value, origin in rows}
+        click.echo(to_json(values, indent=2))
         return
 
     width = max(len(path) for path, _, _ in rows)
@@ -100,9 +97,8 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
         return
 
     for setting in settings:
-        if setting.default is None:
-            default = ""
-        else:
+        default = ""
+        if setting.default is not None:
             default = f"  (default: {to_json(setting.default)})"
 
         click.echo(f"{setting.key}: {setting.values}{default}")
@@ -144,9 +140,7 @@ def lint(
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
 
-    documents = Documents(
-        [(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs]
-    )
+    documents = Documents([(str(file), _render_trainable(file, sets)) for file in configs])
     for path in manifests:
         documents.add(path)
 
@@ -161,6 +155,13 @@ def lint(
             finding.file not in rendered_files or not finding.message.startswith(default_warning)
         ),
     )
+
+
+def _render_trainable(file: Path, sets: tuple[str, ...]) -> dict[str, Any]:
+    """Return the manifest of a config. Raises ConfigError if its workload cannot be trained."""
+    manifests = Source(file, sets).manifests()
+    check_training(manifests.config)
+    return manifests.main
 
 
 @command
@@ -203,7 +204,6 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
     if "error" in report:
         return 2
-
     return 0
 
 
@@ -224,18 +224,24 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
       rekindle plan configs/demo.yaml --set train.epochs=10
       rekindle plan --manifest workflow.yaml -p message=hello -o json
     """
-    from rekindle.view.plan import forecast, text
+    from rekindle.operations.plan import forecast
+    from rekindle.view import plan as view
 
-    manifest, other_objects = source.manifests(check_paths)
-    sources = forecast.Sources(homes.path() if cluster else homes.current(), cluster)
+    manifests = source.manifests()
+    if manifests.config:
+        check_paths(manifests.config)
+
     result = forecast.forecast(
-        sources, manifest, pairs_of(source.parameters), other_objects, not no_cache
+        forecast.Sources(homes.path() if cluster else homes.current(), cluster),
+        manifests.main,
+        pairs_of(source.parameters),
+        manifests.other_objects,
+        not no_cache,
     )
-    click.echo(to_json(forecast.as_json(result), indent=2) if as_json else text.text(result))
+    click.echo(to_json(view.as_json(result), indent=2) if as_json else view.text(result))
 
     if result.runs_anything():
         return WOULD_RUN
-
     return 0
 
 

@@ -50,7 +50,7 @@ def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: 
     Example:
       rekindle demo chaos --workers 4
     """
-    from rekindle.view.demo.chaos import Plan, run
+    from rekindle.demo.chaos import Plan, run
 
     project.use_reference()
 

@@ -1,6 +1,5 @@
 """Loads the config or the manifests that a command line names."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,31 @@ from typing import Any
 import click
 
 from argolocal.cli.options import pairs_of
+from rekindle.errors import say
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """The manifest to run, and the other objects of its file or folder: templates, ConfigMaps,
+    Secrets.
+
+    `config`: the config of a rendered manifest, else None.
+    """
+
+    main: dict[str, Any]
+    other_objects: list[dict[str, Any]]
+    config: Any = None
+    has_chosen_port: bool = True
+
+    def main_for_this_machine(self) -> dict[str, Any]:
+        """Return the manifest; unless the user has chosen a port, any free port may serve the
+        model."""
+        if self.has_chosen_port:
+            return self.main
+
+        from rekindle.local.jobs.model_services import allow_any_port
+
+        return allow_any_port(self.main)
 
 
 @dataclass(frozen=True)
@@ -30,48 +54,35 @@ class Source:
         project.enter(self.config)
         return load_config(self.config, self.sets)
 
-    def manifests(
-        self,
-        on_valid_config: Callable[[Any], None] = lambda config: None,
-        to_run_here: bool = False,
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps,
-        Secrets.
+    def manifests(self) -> Manifests:
+        """Read the manifest from --manifest, or render it from CONFIG."""
+        if not self.manifest:
+            return self._render()
 
-        The manifest is read from --manifest, or rendered from CONFIG; then `on_valid_config` is
-        called with the config. `to_run_here`: unless the user has chosen a port, the model may be
-        served at any free port of this machine.
-        """
-        if self.manifest and (self.config or self.sets):
+        if self.config or self.sets:
             raise click.UsageError(
                 "give a config or --manifest FILE, not both (--set changes a config, -p a"
                 " manifest)."
             )
 
-        if self.manifest:
-            from argolocal.manifest.read import read_files
-            from rekindle.view.overview import label
+        from argolocal.manifest.read import read_files
+        from rekindle.blocks.manifest.recorded import is_rekindle
 
-            manifest, other_objects = read_files(self.manifest)
-            # other manifests may use the parameter in another way
-            if label(manifest, "part-of") == "rekindle":
-                self.scheduled_time()
+        manifest, other_objects = read_files(self.manifest)
+        # other manifests may use the parameter in another way
+        if is_rekindle(manifest):
+            self.scheduled_time()
 
-            return manifest, other_objects
+        return Manifests(manifest, other_objects)
 
+    def _render(self) -> Manifests:
         from rekindle.blocks.manifest.render import render_manifest
 
         loaded = self.load()
         manifest = render_manifest(loaded.config)
         self.scheduled_time()
-        on_valid_config(loaded.config)
 
-        if to_run_here and "serve.port" not in loaded.origins:
-            from rekindle.local.jobs.model_services import allow_any_port
-
-            manifest = allow_any_port(manifest)
-
-        return manifest, []
+        return Manifests(manifest, [], loaded.config, "serve.port" in loaded.origins)
 
     def scheduled_time(self) -> str:
         """Return the scheduled time that --parameter sets, or "". Raises ConfigError if it is not a
@@ -91,11 +102,10 @@ def check_paths(config: Any) -> None:
 
     config.data.check_source()
     for key, value in relative_paths(config):
-        click.echo(
+        say(
             f"warning: {key} is {value!r}, which seems to be a relative path: a step has another"
             " working directory. Declare the field as pathlib.Path, which Rekindle resolves, or"
-            " give an absolute path.",
-            err=True,
+            " give an absolute path."
         )
 
 

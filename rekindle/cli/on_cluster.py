@@ -22,7 +22,7 @@ from rekindle.cli.options import (
 )
 from rekindle.cli.output import print_manifest
 from rekindle.cluster.api import Cluster
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, say
 
 
 @command
@@ -65,27 +65,26 @@ def submit(
     """
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
+    from rekindle.operations import reuse
 
     with errors_as_json(as_json):
-        main_manifest, other_objects = source.manifests()
-        _print_warnings(main_manifest, source.config or source.manifest, other_objects)
-        for manifest in other_objects:
-            click.echo(
-                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`",
-                err=True,
-            )
+        manifests = source.manifests()
+        _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
+        for manifest in manifests.other_objects:
+            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
-        namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
+        metadata = manifests.main.get("metadata") or {}
+        namespace = target.namespace or metadata.get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
-        namespace = cluster.namespace if cluster else namespace
-        from rekindle.view import reuse
+        if cluster:
+            namespace = cluster.namespace
 
         values = reuse.add_cached_on_cluster(
-            main_manifest, pairs_of(source.parameters), not no_cache
+            manifests.main, pairs_of(source.parameters), not no_cache
         )
-        workflow = workflows.submission(main_manifest, values, namespace)
+        workflow = workflows.submission(manifests.main, values, namespace)
 
         if dry_run:
             print_manifest(workflow, as_json)
@@ -115,7 +114,7 @@ def _print_warnings(
     from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
-        click.echo(f"warning: {finding}", err=True)
+        say(f"warning: {finding}")
 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:
@@ -158,7 +157,6 @@ def _report_submission(
 
     text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
     print_result(as_json, result, text)
-
     return 0
 
 
@@ -187,9 +185,11 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
 
-    if suspend is not None:  # the flag changes only the CronWorkflow, not the template
+    # the flag changes only the CronWorkflow, not the template
+    if suspend is not None:
         cron["spec"].pop("suspend", None)
-        cron["spec"].update({"suspend": True} if suspend else {})
+    if suspend:
+        cron["spec"]["suspend"] = True
 
     for manifest in (template, cron):
         _print_warnings(manifest, source.config)
@@ -202,7 +202,6 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
         "namespace": cluster.namespace,
         "changes": changes,
     }
-
     print_result(as_json, result, "\n".join(changes))
 
 

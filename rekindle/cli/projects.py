@@ -9,7 +9,7 @@ import click
 
 from argolocal.cli.options import File
 from rekindle.cli.group import command, commands
-from rekindle.project import create
+from rekindle.project.template import create
 
 
 @commands.command(context_settings={"allow_interspersed_args": False})

@@ -1,7 +1,7 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,12 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
+
+if TYPE_CHECKING:
+    from rekindle.view.foreground import Pipeline
+
+SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -41,28 +47,44 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
     from rekindle.local.cluster import LocalCluster
-    from rekindle.view import foreground, reuse
-
-    def begin(valid_config: Any) -> None:
-        valid_config.data.check_source()
-        # so that the services are up when the first step needs them
-        LocalCluster(home()).prefetch()
-        check_training(valid_config, source.scheduled_time())
+    from rekindle.operations import reuse
+    from rekindle.view import foreground
 
     with run_output(as_json):
-        workflow, other_objects = source.manifests(begin, to_run_here=True)
-        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
-        full_status = bool(source.manifest)
+        manifests = source.manifests()
+        if manifests.config:
+            manifests.config.data.check_source()
+            # so that the services are up when the first step needs them
+            LocalCluster(home()).prefetch()
+            check_training(manifests.config, source.scheduled_time())
 
-        return foreground.run(
-            home(),
-            workflow,
-            values,
-            as_json=as_json,
-            ask=not yes,
-            full_status=full_status,
-            other_objects=other_objects,
+        workflow = manifests.main_for_this_machine()
+        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
+
+        # notes on manifests that Rekindle rendered would only be noise
+        is_foreign = bool(source.manifest)
+        pipeline = foreground.create_run(
+            home(), workflow, values, manifests.other_objects, notes=is_foreign
         )
+        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=is_foreign)
+
+
+def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
+    """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
+    the exit code."""
+    from rekindle.blocks.manifest import recorded
+
+    code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
+
+    workflow = pipeline.local.workflow
+    limits = recorded.config_or_empty(workflow).get("retention")
+    if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
+        # imported in this function: it needs the clients of MLflow and the object store
+        from rekindle.operations import retention
+
+        retention.end_of_run(home(), workflow)
+
+    return code
 
 
 @command
@@ -97,13 +119,17 @@ def resume(
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
-
         return 0
 
     from rekindle.view import foreground
 
     with run_output(as_json):
-        return foreground.resume(home(), name, pairs_of(parameters), as_json=as_json, ask=not yes)
+        pipeline = foreground.load_run(home(), name, pairs_of(parameters), as_json)
+        if not pipeline:
+            return 0
+
+        full_status = not pipeline.is_rekindle
+        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=full_status)
 
 
 @command
@@ -134,12 +160,10 @@ def status(
         if watch:
             return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
 
-        everything = cluster_overview.everything
-        click.echo(
-            cluster_overview.run(cluster, name, as_json, show_all)
-            if name
-            else everything(cluster, as_json)
-        )
+        if name:
+            click.echo(cluster_overview.run(cluster, name, as_json, show_all))
+        else:
+            click.echo(cluster_overview.everything(cluster, as_json))
         return 0
 
     if watch:
@@ -150,11 +174,10 @@ def status(
 
     from rekindle.view import overview
 
-    click.echo(
-        overview.run(home(), name, as_json, show_all)
-        if name
-        else overview.everything(home(), as_json)
-    )
+    if name:
+        click.echo(overview.run(home(), name, as_json, show_all))
+    else:
+        click.echo(overview.everything(home(), as_json))
     return 0
 
 
@@ -194,7 +217,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             return
 
         for label, reason in reader.gaps.items():
-            click.echo(f"{label}: {reason}", err=True)
+            say(f"{label}: {reason}")
 
         return
 
@@ -245,8 +268,8 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
-
-        return print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        return
 
     click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
 
@@ -273,9 +296,9 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
       rekindle scale demo-4k2xp 4
       rekindle scale demo-4k2xp 1 --cluster
     """
-    from rekindle.view import changes
+    from rekindle.operations.scale import scale as scale_run
 
-    result = changes.scale(homes.path() if cluster else home(), cluster, name, task, workers)
+    result = scale_run(homes.path() if cluster else home(), cluster, name, task, workers)
     print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
 
 

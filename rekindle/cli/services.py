@@ -73,13 +73,14 @@ def prune(
       rekindle prune --cluster -n models
     """
     from argolocal.view import runs
-    from rekindle.view import retention
+    from rekindle.operations import retention
 
     options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
     tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
     rows = [row for table in tables.values() for row in table]
     counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+
     shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
     text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
     print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
@@ -103,7 +104,7 @@ def list_entries(as_json: bool) -> None:
       rekindle cache ls
     """
     from argolocal.view import runs
-    from rekindle.view import reuse
+    from rekindle.operations import reuse
 
     click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "the cache is empty"))
 
@@ -135,7 +136,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
       rekindle cache prune --days 30 --yes
     """
     from argolocal.view import runs
-    from rekindle.view import reuse
+    from rekindle.operations import reuse
 
     rows = reuse.prune(home(), keep, days, yes)
 
@@ -175,13 +176,10 @@ def rollback(
       rekindle rollback demo
       rekindle rollback demo 3 --cluster
     """
-    from rekindle.view.changes import rollback
+    from rekindle.operations.rollback import rollback
 
     def report(result: dict[str, str]) -> None:
-        if result["before"]:
-            previous = f" (before: version {result['before']})"
-        else:
-            previous = ""
+        previous = f" (before: version {result['before']})" if result["before"] else ""
         print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
     name = ModelName(name, "NAME")
@@ -257,7 +255,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
       rekindle put payments.csv
       rekindle put exports/ s3://rekindle/raw/exports
     """
-    from rekindle.view import artifacts
+    from rekindle.operations import artifacts
 
     target = artifacts.put(home(), path, uri or "")
     print_result(as_json, {"uri": target}, target)
@@ -286,12 +284,11 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
     from argolocal.view import runs
-    from rekindle.view import artifacts
+    from rekindle.operations import artifacts
 
     if not artifact:
-        click.echo(
-            runs.show_tables({"artifacts": artifacts.list_artifacts(home(), name)}, as_json, "")
-        )
+        rows = artifacts.list_artifacts(home(), name)
+        click.echo(runs.show_tables({"artifacts": rows}, as_json, ""))
         return
 
     target = target or Path(Path(artifact).name)

@@ -163,12 +163,13 @@ def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping
 
     causes = (status.get("details") or {}).get("causes") or []
     if code == 422 and causes:
-        lines = [
-            f"  {cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}"
+        fields = [
+            f"{cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}"
             for cause in causes
         ]
-        return "\n".join(
-            [f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change", *lines]
+        return (
+            f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change"
+            f" {'; '.join(fields)}"
         )
 
     for rule_code, pattern, template in RULES:

@@ -1,5 +1,6 @@
 """Objects that commands change on a cluster."""
 
+from argolocal.common.object_names import LABEL_VALUE
 from rekindle.cluster.api import SERVICES, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import Conflict
@@ -23,6 +24,9 @@ class ClusterObjects:
         return self.cluster.find(KINDS[kind], name)
 
     def deployments(self, model: str) -> list[Object]:
+        """Return the Deployments of a model; [] for a name that no label can have, as in MLflow."""
+        if not model or not LABEL_VALUE.allows(model):
+            return []
         return self.cluster.list_objects(KINDS["Deployment"], f"app.kubernetes.io/name={model}")
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:

@@ -408,11 +408,17 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if no such
-    schedule exists."""
+    """Delete a schedule and the WorkflowTemplate that `schedule` has made for it, but not its runs.
+
+    Raises ConfigError if no such schedule exists.
+    """
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
-    if (spec.get("workflowTemplateRef") or {}).get("name") == name:
+    if (spec.get("workflowTemplateRef") or {}).get("name") != name:
+        return
+
+    template = cluster.find(TEMPLATES, name)
+    if template and SHA256 in (template["metadata"].get("annotations") or {}):
         cluster.delete(TEMPLATES, name)
 
 

@@ -36,8 +36,12 @@ FileList = TypeAdapter(dict[str, File])
 
 
 def record_files(folder: Path) -> str:
-    """Write the list of the files in `folder`, and return the digest of the dataset."""
+    """Write the list of the files in `folder`, and return the digest of the dataset.
+
+    Raises DataError if it contains something else than files and folders.
+    """
     files = files_below(folder)
+    _reject_others(files, str(folder))
     contents = hashes.compute_sha256s(files.values())
 
     entries = {
@@ -51,8 +55,7 @@ def record_files(folder: Path) -> str:
 
 def files_below(folder: Path) -> dict[str, Path]:
     """Return the files of a dataset by their path in it, except the list itself."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    files = hashes.paths_below(folder)
     files.pop(FILES, None)
     return files
 
@@ -82,6 +85,7 @@ def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
         )
 
     files = files_below(folder)
+    _reject_others(files, address)
     stamp = hashes.stamp([folder / FILES, *files.values()])
     if hashes.is_verified(stamp):
         return
@@ -110,6 +114,15 @@ def _parse_list(data: bytes, address: str) -> dict[str, File]:
         raise DataError(
             f"{address}/{FILES} is not a list of files ({detail['msg']}). {REMEDY}"
         ) from error
+
+
+def _reject_others(files: dict[str, Path], address: str) -> None:
+    names = [name for name, path in files.items() if not path.is_file()]
+    if names:
+        raise DataError(
+            f"{address}: {_join(names)} is not a file: a dataset has only files and folders, and"
+            f" links to files. Remove it. Or: {REMEDY}"
+        )
 
 
 def _reject_other_names(

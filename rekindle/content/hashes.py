@@ -16,6 +16,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def paths_below(folder: Path) -> dict[str, Path]:
+    """Return everything below a folder except folders, by its path in it.
+
+    A link to a folder is not followed: it is an entry of its own, like a pipe or a broken link.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
 def compute_sha256s(paths: Iterable[Path]) -> list[str]:
     """Return the sha256 of each file; several files are read at the same time."""
     with ThreadPoolExecutor(THREADS) as pool:

@@ -7,40 +7,61 @@ contents = read_verified(store, "releases/fraud/0123456789ab", ["model.json", "m
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rekindle.documents import Document, name_field, read_object
+from pydantic import Field
+
+from rekindle.content.hashes import compute_sha256s, paths_below
+from rekindle.documents import Sealed, name_field, read_object
 from rekindle.errors import DataError, NotFound
+from rekindle.keys import CURVE, ORIGIN
 from rekindle.names import ArtifactKey, Digest, show
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RECORD = "release.json"
+VERDICT = "verdict.json"
+REFERENCE = "reference.json"  # histograms of the test rows
+MLMODEL = "MLmodel"
+INPUT_EXAMPLE = "input_example.json"
+SERVING_EXAMPLE = "serving_input_example.json"
+MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
+# files outside of the hash; release.json has the sha256 of these
+DESCRIBED = (REFERENCE, ORIGIN, CURVE)
+# the last file is of MLflow, which writes it into a downloaded release
+DESCRIBING = {RECORD, VERDICT, *DESCRIBED, "registered_model_meta"}
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 HASH_LENGTH = 12
 REMEDY = "Release the model again."
 Sha256 = Annotated[str, name_field(Digest)]
 
 
-class FileHashes(Document):
-    """release.json, as far as it has the sha256 of each file that is loaded."""
+class FileHashes(Sealed):
+    """release.json, as far as it has the sha256 of each file.
+
+    `files`: the files that are loaded; `described`: of DESCRIBED, those that the release has.
+    """
 
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
+    described: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
 
 
 def is_release(key: str) -> bool:
     """True if a key is releases/NAME/HASH."""
-    return RELEASE_KEY.fullmatch(key) is not None
+    return ArtifactKey.matches(key) and RELEASE_KEY.fullmatch(key) is not None
 
 
 def reject_other_folder(key: str, address: str) -> None:
-    """Raise DataError unless a key, such as a tag of MLflow, lies in the folder of the releases."""
-    folder = key.rstrip("/")
-    if not folder.startswith("releases/") or not ArtifactKey.matches(folder):
+    """Raise DataError unless a key, such as a tag of MLflow, is that of a release.
+
+    Without the hash at its end, a change of release.json and the files would not be noticed.
+    """
+    if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{show(address)} is not a release: its key must be releases/NAME/HASH. Correct the tag"
-            f" of the version in MLflow. Or: {REMEDY}"
+            f"{show(address)} is not a release: its key must be releases/NAME/HASH, with the 12"
+            f" digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 
 
@@ -52,9 +73,12 @@ def content_hash(hashes: Mapping[str, str]) -> str:
 
 
 def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
-    """Raise DataError if the key of a release ends with another hash than that of its files."""
+    """Raise DataError if the key of a release ends with another hash than that of its files.
+
+    `key`: "" for a release that MLflow has downloaded.
+    """
     actual = content_hash(hashes)
-    if is_release(key) and not key.endswith(f"/{actual}"):
+    if key and not key.endswith(f"/{actual}"):
         raise DataError(
             f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files"
             f" is {actual}. {REMEDY}"
@@ -64,8 +88,10 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
 def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, bytes]:
     """Return the content of some files of a release. Raises NotFound, or DataError if one of them
     was changed."""
-    hashes = read_object(FileHashes, store, f"{key}/{RECORD}").files
-    reject_other_hash(key, hashes, store.uri(key))
+    reject_other_folder(key, store.uri(key))
+    record = read_object(FileHashes, store, f"{key}/{RECORD}")
+    reject_other_hash(key, record.files, store.uri(key))
+    hashes = {**record.files, **record.described}
 
     contents: dict[str, bytes] = {}
 
@@ -82,3 +108,48 @@ def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, b
             )
 
     return contents
+
+
+def read_described(store: "Store", key: str, name: str) -> bytes:
+    """Return the content of one of DESCRIBED. Raises NotFound, or DataError if it was changed.
+
+    Earlier versions of Rekindle did not record its sha256.
+    """
+    record = read_object(FileHashes, store, f"{key}/{RECORD}")
+    if name in record.described:
+        return read_verified(store, key, [name])[name]
+    return store.get(f"{key}/{name}")
+
+
+def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) -> None:
+    """Raise DataError if a file of a release is missing, was added, or has another content.
+
+    `recorded`: {file: sha256}, of at least the files that are loaded.
+    """
+    files = paths_below(folder)
+
+    missing_names = sorted(name for name in recorded if name not in files)
+    if missing_names:
+        raise DataError(
+            f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}"
+        )
+
+    # earlier versions of Rekindle did not hash the files of MLflow
+    unhashed_names = set() if MLMODEL in recorded else MLFLOW_FILES
+    known_names = recorded.keys() | DESCRIBING | unhashed_names
+    added_names = sorted(files.keys() - known_names)
+    if added_names:
+        raise DataError(
+            f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or:"
+            f" {REMEDY}"
+        )
+
+    contents = zip(recorded, compute_sha256s(files[name] for name in recorded), strict=True)
+    damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
+    if damaged:
+        digests = ", ".join(
+            f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items()
+        )
+        raise DataError(
+            f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}"
+        )

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argolocal.common.json_text import describe_not_finite
-from rekindle import project
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import read_description, verify_weights
 from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to_number
 from rekindle.gate import Difference, Evaluation, Gate, Metric
+from rekindle.project import exceptions
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.config import MAX_BATCH
 from rekindle.release.examples import Examples
@@ -211,7 +211,7 @@ def convert_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise project.as_error(error, where) from error
+        raise exceptions.as_error(error, where) from error
 
 
 def to_array(values: Any) -> Any:

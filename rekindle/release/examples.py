@@ -11,9 +11,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from argolocal.common.json_text import to_json
-from rekindle import project
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation
+from rekindle.project import exceptions
 from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.config import MAX_BATCH
 from rekindle.release.files import link, record_predictions, serving_files
@@ -64,7 +64,7 @@ class Examples:
         try:
             examples = [Example(*row) for row in rows]
         except TypeError as error:
-            if not project.raises(error):
+            if not exceptions.raises(error):
                 raise DataError(
                     f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a"
                     " rekindle.Example."
@@ -139,7 +139,7 @@ class Examples:
         try:
             return parse(kind, body)
         except DataError as error:
-            raise _invalid_row(row, str(error).replace("instances[0].", "")) from error
+            raise _invalid_row(row, " ".join(error.lines).replace("instances[0].", "")) from error
 
 
 def _invalid_row(row: int, reason: str) -> DataError:

@@ -9,7 +9,7 @@ written last, has the sha256 of each file.
 
 The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a
 promotion replaces, reference.json (histograms of the test rows), origin.json and curve.json
-(rekindle/release/origin.py).
+(rekindle/release/origin.py). release.json has the sha256 of the last three, and of its own fields.
 """
 
 import gzip
@@ -23,13 +23,18 @@ from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import to_json
 from rekindle.content.dataset import FILES
-from rekindle.content.hashes import compute_sha256s, file_sha256
+from rekindle.content.hashes import file_sha256
 from rekindle.content.release_files import (
+    DESCRIBED,
     RECORD,
+    REFERENCE,
     REMEDY,
+    VERDICT,
+    FileHashes,
     Sha256,
     content_hash,
     read_verified,
+    reject_other_files,
     reject_other_folder,
     reject_other_hash,
 )
@@ -42,11 +47,11 @@ from rekindle.documents import (
     parse,
     read_file,
     read_object,
+    seal,
 )
 from rekindle.errors import DataError
-from rekindle.keys import CURVE, ORIGIN
+from rekindle.keys import CURVE
 from rekindle.names import ArtifactKey, ModelName, Version
-from rekindle.release.watch.reference import REFERENCE
 from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
@@ -54,13 +59,6 @@ from rekindle.workload import digest_files, load
 MODEL = ("model.safetensors", MODEL_FILE)
 EXAMPLE = "example.json"
 CODE = "workload.json"
-VERDICT = "verdict.json"
-MLMODEL = "MLmodel"
-INPUT_EXAMPLE = "input_example.json"
-SERVING_EXAMPLE = "serving_input_example.json"
-MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
-# the last file is of MLflow, which writes it into a downloaded release
-DESCRIBING = {RECORD, VERDICT, REFERENCE, ORIGIN, CURVE, "registered_model_meta"}
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
@@ -72,18 +70,19 @@ class Owner(Document):
 
     name: Annotated[str, name_field(ModelName)]
     version: Annotated[str, name_field(Version)]
+    model_sha256: str = ""
+    files: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
     removed: bool = False  # True while retention removes the files
 
 
-class Record(Document):
-    """release.json: the version, and the sha256 of each file that is loaded."""
+class Record(FileHashes):
+    """release.json: the version, and the sha256 of each file."""
 
     name: Annotated[str, name_field(ModelName)]
     version: Annotated[str, name_field(Version)]
     workload: str
     model_sha256: Sha256
     provenance: dict[str, str] = Field(default_factory=dict)
-    files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
 
 
 class ServingCode(Document):
@@ -93,6 +92,8 @@ class ServingCode(Document):
     sha256: str = ""  # of the code
     # rows that the evaluation predicted together; 0: not recorded
     max_batch: int = Field(default=0, ge=0)
+    # rows of the evaluation; 0: not recorded
+    rows: int = Field(default=0, ge=0)
 
 
 class Verdict(Document):
@@ -111,6 +112,12 @@ def read_serving_code(release: Path) -> ServingCode:
         return ServingCode()
     except InvalidDocument as error:
         raise DataError(f"{error} {REMEDY}") from error
+
+
+def evaluated_rows(release: Path) -> int:
+    """Return the number of rows that a release was evaluated on; 0 if it is unknown. Raises
+    DataError, InvalidDocument."""
+    return read_serving_code(release).rows or read_verdict(release).rows
 
 
 def read_verdict(folder: Path) -> Verdict:
@@ -140,10 +147,12 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
         (folder / EXAMPLE).write_bytes(example)
 
     name = read_description(model).workload
+    verdict = read_verdict(report)
     code = {
         "workload": name,
         "sha256": code_digest(load(name)),
-        "max_batch": read_verdict(report).max_batch,
+        "max_batch": verdict.max_batch,
+        "rows": verdict.rows,
     }
 
     (folder / CODE).write_text(to_json(code))
@@ -151,6 +160,11 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     return {
         key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]
     }
+
+
+def describing_hashes(folder: Path) -> dict[str, str]:
+    """Return {file: sha256} of the files of a release that are not part of its hash."""
+    return {name: file_sha256(folder / name) for name in DESCRIBED if (folder / name).exists()}
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
@@ -185,7 +199,7 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
 
 def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
     """Write release.json, which makes the release servable."""
-    store.put(f"{prefix}{RECORD}", to_json(record, indent=1).encode())
+    store.put(f"{prefix}{RECORD}", seal(record))
 
 
 def read_owner(store: Store, prefix: str) -> Owner | None:
@@ -225,7 +239,8 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
         raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
 
     reject_other_hash(prefix.rstrip("/"), record.files, address)
-    _reject_other_files(folder, record.files, address)
+    # not `described`: an interrupted release of the same files may have replaced them
+    reject_other_files(folder, record.files, address)
     if description.sha256 != record.model_sha256:
         raise DataError(
             f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and"
@@ -233,37 +248,6 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
         )
 
     return record
-
-
-def _reject_other_files(folder: Path, recorded: dict[str, str], address: str) -> None:
-    """Raise DataError if a file of a release is missing, was added, or has another content."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    files = {path.relative_to(folder).as_posix(): path for path in paths}
-
-    missing_names = sorted(recorded.keys() - files.keys())
-    if missing_names:
-        raise DataError(
-            f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}"
-        )
-
-    # earlier versions of Rekindle did not hash the files of MLflow
-    known_names = recorded.keys() | DESCRIBING | (set() if MLMODEL in recorded else MLFLOW_FILES)
-    added_names = sorted(files.keys() - known_names)
-    if added_names:
-        raise DataError(
-            f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or:"
-            f" {REMEDY}"
-        )
-
-    contents = zip(recorded, compute_sha256s(files[name] for name in recorded), strict=True)
-    damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
-    if damaged:
-        digests = ", ".join(
-            f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items()
-        )
-        raise DataError(
-            f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}"
-        )
 
 
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:

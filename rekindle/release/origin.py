@@ -16,9 +16,9 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.json_text import loads
 from rekindle import tracking
-from rekindle.content.release_files import RECORD
+from rekindle.content.release_files import RECORD, read_described
 from rekindle.content.weights import read_description
-from rekindle.documents import Document, ModelFile, parse, read_object, validate
+from rekindle.documents import Document, ModelFile, parse, validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
 from rekindle.keys import ORIGIN as FILE
@@ -172,15 +172,17 @@ def read(store: Store, name: str, version: str = "") -> Origin:
             " check for drift, has nothing to reproduce."
         )
 
-    prefix = ArtifactKey(
+    key = ArtifactKey(
         release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}"
-    ).prefix
+    )
+    prefix = key.prefix
+
     try:
         with TemporaryDirectory() as folder:
             record = download(store, prefix, Path(folder))
             model = read_description(Path(folder))
 
-        run = read_object(RunFile, store, prefix + FILE)
+        run = parse(RunFile, read_described(store, key, FILE), store.uri(prefix + FILE))
     except NotFound as error:
         raise ConfigError(
             f"version {release.version} of {name} cannot be reproduced: {error} Versions that an"
@@ -197,19 +199,32 @@ def read(store: Store, name: str, version: str = "") -> Origin:
         name=name,
         version=release.version,
         prefix=prefix,
-        sha256=release.sha256,
+        sha256=record.model_sha256,
         provenance=record.provenance,
         files={**record.files},
         model=model,
         run=run,
-        curve=read_curve(store, prefix),
+        curve=_read_released_curve(store, key),
         run_id=release.run_id,
     )
+
+
+def _read_released_curve(store: Store, key: str) -> Curve:
+    """Return the losses in a release. Raises DataError if they were changed."""
+    try:
+        data = read_described(store, key, CURVE)
+    except NotFound:
+        return {}
+    return _parse_curve(data, store.uri(f"{key}/{CURVE}"))
+
+
+def _parse_curve(data: bytes, address: str) -> Curve:
+    return dict(parse(CurveFile, data, address).root)
 
 
 def read_curve(store: Store, prefix: str) -> Curve:
     """Return the losses of the model at `prefix`; {} if it was not trained step by step."""
     try:
-        return dict(parse(CurveFile, store.get(prefix + CURVE), store.uri(prefix + CURVE)).root)
+        return _parse_curve(store.get(prefix + CURVE), store.uri(prefix + CURVE))
     except NotFound:
         return {}

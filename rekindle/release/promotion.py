@@ -8,7 +8,7 @@ command finishes an interrupted rollback.
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Self, TypeVar
 
@@ -147,6 +147,14 @@ def is_superseded(
         (release.version, release.deployment, release.promoted_by) == (version, deployment, run_id)
         for release in tracking.promoted_releases(name)
     )
+
+
+def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool:
+    """True if the last promotion of a model is by one run.
+
+    `run_names`: its id in MLflow, and EXPERIMENT/WORKFLOW.
+    """
+    return _read(store, _key(name))[0].get("run_id", "") in run_names
 
 
 def pending_rollback(store: Store, name: str) -> Rollback | None:

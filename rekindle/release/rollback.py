@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from rekindle import tracking
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
+from rekindle.names import show
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
@@ -63,12 +64,12 @@ def roll_back(
     rollback = promotion.pending_rollback(store, model)
 
     releases = _releases(objects, model)
-    if rollback and rollback.version not in releases:
+    if rollback and not _has_deployment(releases, rollback):
         if version in ("", rollback.version):
             raise ConfigError(
-                f"the Deployment of the unfinished rollback of {model} to version"
-                f" {rollback.version} was deleted: name another version, `rekindle rollback {model}"
-                " VERSION`."
+                f"{show(rollback.deployment)}, the Deployment of the unfinished rollback of {model}"
+                f" to version {rollback.version}, was deleted or is not of this version: name"
+                f" another version, `rekindle rollback {model} VERSION`."
             )
 
         promotion.end_rollback(store, model, rollback)
@@ -136,6 +137,12 @@ def _releases(objects: Objects, model: str) -> dict[str, Object]:
         for r in promoted_releases
         if r.deployment in deployments
     }
+
+
+def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
+    """True if the recorded Deployment is that of the version: promotion.json may name any other."""
+    deployment = releases.get(rollback.version)
+    return deployment is not None and deployment["metadata"]["name"] == rollback.deployment
 
 
 def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Object]) -> Rollback:

@@ -47,7 +47,7 @@ def parse(request: type[R], body: bytes) -> R:
         if len(errors) > MAX_SHOWN_ERRORS:
             lines.append(f"There are {len(errors) - MAX_SHOWN_ERRORS:,} more errors.")
 
-        raise DataError("\n".join(lines)) from error
+        raise DataError(*lines) from error
 
 
 @cache

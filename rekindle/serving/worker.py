@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from rekindle import project
 from rekindle.errors import DataError, RekindleError
+from rekindle.project import exceptions
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.validation import parse
 from rekindle.release.watch.reference import features
@@ -145,7 +145,7 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
         pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(project.as_error(error, "the model cannot be loaded"))
+        pipe.send(exceptions.as_error(error, "the model cannot be loaded"))
 
 
 def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
@@ -157,10 +157,10 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
         (predictions,) = predictor.predict([request])
         encode(request, predictions, warning(predictor, request))
     except RekindleError as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise type(error)(f"{where}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise project.as_error(error, where) from error
+        raise exceptions.as_error(error, where) from error
 
 
 def answer_batch(

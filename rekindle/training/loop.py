@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save
 
 from argolocal.common.json_text import replace_nan, to_json
-from rekindle import project
 from rekindle.documents import describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
+from rekindle.project import exceptions
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
@@ -51,7 +51,7 @@ def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
         if isinstance(error, RekindleError):
             text = str(error)
         else:
-            text = project.describe(error)
+            text = exceptions.describe(error)
 
         exit_code = getattr(error, "exit_code", 1)
         temporary = isinstance(error, (StorageError, TrackingError))

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from rekindle.content.release_files import is_release, read_verified
+from rekindle.content.release_files import read_verified
 from rekindle.content.weights import REMEDY, WEIGHTS, parse_description, reject_other_weights
 from rekindle.content.weights import raw as raw
 from rekindle.content.weights import weights_sha256 as weights_sha256
@@ -280,7 +280,7 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     names = (MODEL_FILE, WEIGHTS)
 
     try:
-        if is_release(key):
+        if key.startswith("releases/"):
             files = read_verified(store, key, names)
         else:
             files = {name: store.get(f"{key}/{name}") for name in names}

@@ -56,10 +56,12 @@ class Logs:
     ) -> None:
         self.cluster = cluster
         self.name = name
-        self.out = out
         self.step = step
+
+        self.out = out
         self.as_json = as_json
         self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
+
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
         self.ended = threading.Event()  # set when the run has completed, or a thread has failed
@@ -151,7 +153,8 @@ class Logs:
             if event_type == "DELETED":
                 self.gaps[self.name] = "the run was deleted while its logs were read."
             if event_type == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
-                return self.ended.set()
+                self.ended.set()
+                return
 
     def _watch_pods(self) -> None:
         for event_type, pod in self.cluster.watch(PODS, labels=f"{WORKFLOW}={self.name}"):
@@ -173,9 +176,11 @@ class Logs:
         label = label_of(self.name, pod)
         if self.step not in label:
             return
+
         lines = self._lines(pod, container, starts, follow)
         if starts and (pod["metadata"]["uid"], container, starts - 1) not in self.readers:
             lines = chain(self._lines(pod, container, starts, follow=False, previous=True), lines)
+
         for line in lines:
             self._write(label, line)
         self.shown.add(label)
@@ -185,8 +190,11 @@ class Logs:
     ) -> Iterator[str]:
         """Yield the lines since one start of a container, each once, also after reconnecting."""
         query = {"timestamps": "true"}
-        query.update({"follow": "true"} if follow else {})
-        query.update({"previous": "true"} if previous else {})
+        if follow:
+            query["follow"] = "true"
+        if previous:
+            query["previous"] = "true"
+
         # the newest timestamp, and the number of lines with this timestamp
         last = ""
         written = 0
@@ -199,18 +207,18 @@ class Logs:
             try:
                 # the API takes whole seconds
                 if last:
-                    since = {"sinceTime": re.sub(r"\.\d+", "", last)}
-                else:
-                    since = {}
+                    query["sinceTime"] = re.sub(r"\.\d+", "", last)
 
                 for raw in self.cluster.log(
-                    pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query, **since
+                    pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query
                 ):
                     time_of_line, _, text = (
                         raw.decode(errors="replace").rstrip("\r\n").partition(" ")
                     )
-                    if time_of_line < began or (time_of_line == began and skip > 0):
-                        skip -= time_of_line == began
+                    if time_of_line < began:
+                        continue
+                    if time_of_line == began and skip > 0:
+                        skip -= 1
                         continue
 
                     written = written + 1 if time_of_line == last else 1
@@ -218,12 +226,14 @@ class Logs:
                     last = time_of_line
                     yield text
             except ApiError as error:
-                if error.code in (400, 404):  # no log yet, or the pod is deleted
-                    if error.code == 404:
-                        self.gaps[label_of(self.name, pod)] = (
-                            "its pod was deleted before its log was read to the end."
-                        )
+                if error.code == 404:
+                    self.gaps[label_of(self.name, pod)] = (
+                        "its pod was deleted before its log was read to the end."
+                    )
+                    return
 
+                # there is no log yet
+                if error.code == 400:
                     return
 
                 if error.code in (401, 403):
@@ -249,9 +259,11 @@ class Logs:
             return False
 
         statuses = (now.get("status") or {}).get("containerStatuses") or []
-        running = (
-            (s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {})
-        )
+        running = [
+            (status["name"], status["restartCount"])
+            for status in statuses
+            if "running" in (status.get("state") or {})
+        ]
         return (container, starts) in running
 
     def _write(self, label: str, line: str) -> None:
@@ -294,11 +306,10 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     ]:
         name = container["name"]
         state = container.get("state") or {}
-
         restarts = container["restartCount"]
-        if name not in ARGO_CONTAINERS and (
-            "running" in state or "terminated" in state or restarts
-        ):
+
+        has_started = "running" in state or "terminated" in state or restarts
+        if has_started and name not in ARGO_CONTAINERS:
             yield name, restarts
 
 
@@ -356,13 +367,12 @@ def read_archived(
             continue
 
         label = _label(workflow["metadata"]["name"], node["name"])
+        if step not in label or label in present:
+            continue
+
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
-            if (
-                artifact["name"] == "main-logs"
-                and step in label
-                and label not in present
-                and (key := (artifact.get("s3") or {}).get("key"))
-            ):
+            key = (artifact.get("s3") or {}).get("key")
+            if key and artifact["name"] == "main-logs":
                 keys[key] = label
 
     if keys:
@@ -416,22 +426,17 @@ class TrainingProgress:
 
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
-            with suppress(ApiError):  # without logs, only the message of the step is shown
-                labels = [row.name.partition("(")[0], task_of(row)]
-                return last_error(
-                    tail(self.cluster, self.name, labels, inputs_of(row).get("server", ""))
-                )
-
+            labels = [row.name.partition("(")[0], task_of(row)]
+            server = inputs_of(row).get("server", "")
+            # without logs, only the message of the step is shown
+            with suppress(ApiError):
+                return last_error(tail(self.cluster, self.name, labels, server))
             return ""
 
         self.requested.set()
-
+        prefix = f"{self.name}-{row.label}-"
         return next(
-            (
-                text
-                for pod, text in self.progress.items()
-                if pod.startswith(f"{self.name}-{row.label}-")
-            ),
+            (text for pod, text in self.progress.items() if pod.startswith(prefix)),
             "",
         )
 
@@ -451,18 +456,11 @@ class TrainingProgress:
                             progress[pod["metadata"]["name"]] = text
                             break
                 else:
-                    if progress:
-                        lines = []
-                    else:
-                        lines = queue.describe_waiting(self.cluster, self.name)
-
-                    progress.update(
-                        {
-                            f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2]
-                            for line in lines
-                        }
-                    )
-            except ApiError:  # errors are ignored: the next poll may succeed
+                    for line in queue.describe_waiting(self.cluster, self.name):
+                        step, _, reason = line.partition(" ")
+                        progress[f"{self.name}-{step}-"] = reason
+            except ApiError:
+                # errors are ignored: the next poll may succeed
                 progress = self.progress
 
             self.progress = progress

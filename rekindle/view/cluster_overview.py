@@ -35,18 +35,15 @@ def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> s
         return to_json(as_object(cluster, workflow), indent=2)
 
     status = workflow.get("status") or {}
-    if is_offloaded(workflow):
-        note = f"\n\nits steps are stored in Argo's database: `argo get {name}`"
-    else:
-        note = ""
-
-    if status.get("phase") not in COMPLETED:
-        queued = queue.describe_waiting(cluster, name)
-    else:
-        queued = []
-
     manifest = {"metadata": workflow["metadata"], "spec": spec_of(workflow)}
-    return "\n".join([steps_table(name, status, manifest, show_all) + note, *queued])
+    lines = [steps_table(name, status, manifest, show_all)]
+
+    if is_offloaded(workflow):
+        lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
+    if status.get("phase") not in COMPLETED:
+        lines += queue.describe_waiting(cluster, name)
+
+    return "\n".join(lines)
 
 
 def _run(workflow: Object) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Shows a run on a cluster like a local run: the same tree, the same summary, the same exit codes.
 
     watch(cluster, "demo-4k2xp", as_json=False)
-    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the
-    watch
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only this
 
 With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 """
@@ -16,17 +15,17 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.view import display, summary
+from rekindle.blocks.manifest import recorded
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.waiting import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
+from rekindle.operations import results
 from rekindle.release.config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
 REFRESH_INTERVAL_S = 2.0
-PART_OF = "app.kubernetes.io/part-of"
-NAME = "app.kubernetes.io/name"
 
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
@@ -86,11 +85,15 @@ class _Watched:
 
     def _show(self) -> None:
         workflow = self._workflow
-        if workflow and workflow["status"].get("phase") not in COMPLETED:
-            with suppress(ApiError):  # without the pods, the state that Argo reports is shown
+        if not workflow:
+            return
+
+        if workflow["status"].get("phase") not in COMPLETED:
+            # without the pods, the state that Argo reports is shown
+            with suppress(ApiError):
                 workflow = add_waiting(self._cluster, workflow)
-        if workflow:
-            self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
+
+        self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
 
 
 def _watch_to_completion(
@@ -123,21 +126,18 @@ def _watch_to_completion(
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run; returns the exit code."""
-    metadata = workflow["metadata"]
     status = workflow["status"]
-    labels = metadata.get("labels") or {}
-    is_rekindle = labels.get(PART_OF) == "rekindle"
-    code = outcome.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, labels.get(NAME))
+    is_rekindle = recorded.is_rekindle(workflow)
+    code = results.exit_code(status, is_rekindle)
+    endpoint = _endpoint(cluster, recorded.label(workflow, "name"))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
 
-    if code in (0, outcome.NOT_RELEASED):
-        cost = outcome.costs(status, {"spec": spec_of(workflow)}).get("words")
-        text = outcome.success(
-            status, _facts(cluster, workflow, endpoint) | {"cost": cost}, is_rekindle
-        )
+    if code in (0, results.NOT_RELEASED):
+        cost = results.costs(status, {"spec": spec_of(workflow)}).get("words")
+        facts = _facts(cluster, workflow, endpoint) | {"cost": cost}
+        text = outcome.success(status, facts, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
@@ -152,10 +152,10 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],
-        "endpoint": _endpoint(cluster, (metadata.get("labels") or {}).get(NAME)),
+        "endpoint": _endpoint(cluster, recorded.label(workflow, "name")),
     }
     status = workflow.get("status") or {"phase": "Pending"}
-    cost = outcome.costs(status, {"spec": spec_of(workflow)})
+    cost = results.costs(status, {"spec": spec_of(workflow)})
     return outcome.as_json(metadata["name"], status, **facts, **({"cost": cost} if cost else {}))
 
 
@@ -163,22 +163,26 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
         service = cluster.find(SERVICES, name) if name else None
-    except ApiError:  # the user may not read Services: the run has still succeeded
+    except ApiError:
+        # the user may not read Services: the run has still succeeded
         return None
+
     if service:
         return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}"
     return None
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
-    name = (workflow["metadata"].get("labels") or {}).get(NAME)
+    name = recorded.label(workflow, "name")
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"
     request = f"curl -s {url}"
-    if outcome.needs_token({"spec": spec_of(workflow)}):
+
+    if results.needs_token({"spec": spec_of(workflow)}):
         # the shell itself runs printf, so no other user of the machine sees the token
         request = f"printf 'Authorization: Bearer %s' \"${TOKENS}\" | curl -s -H @- {url}"
+
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
         "try it": endpoint and f"{forward} & {request}",

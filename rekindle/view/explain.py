@@ -46,10 +46,9 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     workflow = RunFiles(home, name).workflow()
 
     costs = Costs(name, workflow, status)
+    trainings = {}
     if costs.tariffs:
         trainings = reports(LocalCluster(home).store(), name, costs.tariffs)
-    else:
-        trainings = {}
 
     return _report(name, status["phase"], trainings, costs, status, as_json)
 
@@ -66,9 +65,9 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     workflow = workflows.read(cluster, name)
     status = workflow.get("status") or {}
     costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
+
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
-
     if tariffs:
         *_, answer = remote.run_module(
             cluster, workflow, "rekindle.view.explain", name, to_json(tariffs)
@@ -134,35 +133,30 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     from rekindle.training.cost.bill import money
 
     counts: dict[str, int] = {}
-
     for item in job.replicas:
         counts[item.role or "pods"] = counts.get(item.role or "pods", 0) + item.count
 
-    has_started = job.phase != "Waiting"
-    cost = job.cost(prices) if prices and has_started else None
+    if job.phase == "Waiting":
+        outcome = "has not started"
+    else:
+        outcome = f"{job.phase.lower()} after {duration(job.seconds)}"
 
     pods = ", ".join(f"{role} {count}" for role, count in counts.items())
-
-    if has_started:
-        outcome = f"{job.phase.lower()} after {duration(job.seconds)}"
-    else:
-        outcome = "has not started"
-
     words = f"{job.task}: {job.kind} ({pods}) {outcome}."
-    words += (
-        f" Cause: {job.message.rstrip('.')}." if job.message and job.phase != "Succeeded" else ""
-    )
-    words += f" It cost {money(cost, prices.currency)}." if prices and cost is not None else ""
+    if job.message and job.phase != "Succeeded":
+        words += f" Cause: {job.message.rstrip('.')}."
 
-    facts = {
+    facts: dict[str, Any] = {
         "task": job.task,
         "kind": job.kind,
         "pods": counts,
         "phase": job.phase,
         "seconds": job.seconds,
+        "message": job.message,
     }
-
-    facts.update({"message": job.message} | ({} if cost is None else {"cost": cost}))
+    if prices and job.phase != "Waiting":
+        facts["cost"] = job.cost(prices)
+        words += f" It cost {money(facts['cost'], prices.currency)}."
 
     return {"words": [words]} | facts
 
@@ -185,17 +179,18 @@ def _report(
         else:
             content = {"trainings": trainings}
 
-        content = (
-            content
-            | ({"jobs": jobs} if jobs else {})
-            | ({"run_cost": run_cost} if run_cost else {})
-        )
+        if jobs:
+            content = content | {"jobs": jobs}
+        if run_cost:
+            content = content | {"run_cost": run_cost}
+
         return to_json({"workflow": name, "phase": phase} | content, indent=2)
 
     titles = {task: [] if len(trainings) == 1 and not jobs else [f"{task}:"] for task in trainings}
     lines = [
         line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])
     ]
+
     if jobs:
         lines += ["", *(line for job in jobs for line in job["words"]), NO_LEDGER]
     if words:

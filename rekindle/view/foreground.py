@@ -1,7 +1,8 @@
 """A run of a pipeline in the foreground: the display of argolocal, plus the model, its verdict and
 its endpoint.
 
-run(home, manifest, parameters, as_json=False, ask=True)     # → also 3: not released by the gate
+create_run(home, manifest, parameters).run(as_json=False, ask=True)
+# → also 3: not released by the gate
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,74 +13,61 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.manifest import recorded
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.volume import volume_claim
-from rekindle.documents import InvalidDocument
 from rekindle.errors import RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import may_use_any_port
+from rekindle.operations import results
 from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
 
-SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
-
-def run(
+def create_run(
     home: Path,
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
-    *,
-    as_json: bool,
-    ask: bool,
-    full_status: bool = False,
     other_objects: Iterable[Mapping[str, Any]] = (),
-) -> int:
-    """Run a manifest. Raises ConfigError before anything starts.
+    notes: bool = False,
+) -> "Pipeline":
+    """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `full_status`: print notes of `lint`, and add the status to the JSON output.
+    `notes`: print notes of `lint`.
     """
-    other_objects = [*other_objects, *_claims(manifest)]
-
-    # notes on manifests that Rekindle rendered would only be noise
     local = foreground.create_run(
         LocalCluster(home),
         manifest,
         parameters,
-        other_objects,
-        notes=full_status,
+        [*other_objects, *_claims(manifest)],
+        notes=notes,
         needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
     )
-
-    return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
+    return Pipeline(local)
 
 
 def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the
     run creates."""
-    cluster = _config(manifest).get("cluster") if manifest.get("spec") else None
+    cluster = recorded.config_or_empty(manifest).get("cluster") if manifest.get("spec") else None
     claim = cluster.get("cache") if isinstance(cluster, dict) else None
     if isinstance(claim, str) and claim:
         return [volume_claim(claim, "1Gi")]
     return []
 
 
-def _config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a manifest; {} if Rekindle has not rendered the manifest."""
-    try:
-        return overview.recorded_config(manifest)
-    except InvalidDocument:
-        return {}
+def load_run(
+    home: Path, name: str | None, values: Mapping[str, str], as_json: bool
+) -> "Pipeline | None":
+    """Load a run to resume. If another process executes the run, resume its suspended steps and
+    return None.
 
-
-def resume(
-    home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool
-) -> int:
-    """Resume a run, or its suspended steps if another process runs it. Raises ConfigError, Busy."""
+    Raises ConfigError, Busy.
+    """
     local = foreground.load_run(LocalCluster(home), name, values, as_json)
-    if not local:
-        return 0
-    pipeline = Pipeline(local)
-    return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.is_rekindle)
+    if local:
+        return Pipeline(local)
+    return None
 
 
 class Pipeline(foreground.Foreground):
@@ -87,18 +75,7 @@ class Pipeline(foreground.Foreground):
 
     def __init__(self, local: LocalRun) -> None:
         super().__init__(local)
-        self.is_rekindle = overview.label(local.workflow, "part-of") == "rekindle"
-
-    def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run the workflow, and then remove old runs of the pipeline as its config says."""
-        code = super().run(as_json=as_json, ask=ask, full_status=full_status)
-        limits = _config(self.local.workflow).get("retention")
-        if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
-            # imported in this function: it needs the clients of MLflow and the object store
-            from rekindle.view import retention
-
-            retention.end_of_run(self.local.cluster.home, self.local.workflow)
-        return code
+        self.is_rekindle = recorded.is_rekindle(local.workflow)
 
     def begin(self) -> None:
         """Mark the run's folder in the object store, and restart the deployments that `rekindle
@@ -108,7 +85,8 @@ class Pipeline(foreground.Foreground):
         """
         if self._writes_artifacts():
             self._mark()
-        name = overview.label(self.local.workflow, "name")
+
+        name = recorded.label(self.local.workflow, "name")
         cluster = self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
@@ -135,8 +113,11 @@ class Pipeline(foreground.Foreground):
         store = self.local.cluster.store()
         if not isinstance(store, Store):
             return
+
         try:
-            ownership.begin(store.short_retries(), workflow, overview.pipeline(workflow))
+            counted = not recorded.parameter(workflow, BACKFILL)
+            pipeline = recorded.pipeline(workflow)
+            ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")
 
@@ -144,10 +125,10 @@ class Pipeline(foreground.Foreground):
         return LogProgress(self.name, self.local.files.logs, self.deployments).of(row)
 
     def exit_code(self, status: Status) -> int:
-        return outcome.exit_code(status, self.is_rekindle)
+        return results.exit_code(status, self.is_rekindle)
 
     def succeeded(self, code: int) -> bool:
-        return code in (0, outcome.NOT_RELEASED)
+        return code in (0, results.NOT_RELEASED)
 
     def as_json(self, status: Status) -> dict[str, Any]:
         facts = overview.facts(self.local.cluster.home, self.local.workflow, status)
@@ -155,12 +136,12 @@ class Pipeline(foreground.Foreground):
 
     def success(self, status: Status) -> str:
         endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
-        model = f"{endpoint}/v1/models/{overview.label(self.local.workflow, 'name')}"
+        model = f"{endpoint}/v1/models/{recorded.label(self.local.workflow, 'name')}"
         curl = f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
         facts = {
             "endpoint": endpoint,
             "try it": endpoint and f"{curl} {model}/example | {curl} {model}:predict -d @-",
-            "mlflow": "rekindle ui" if outcome.parameters(status).get("run_id") else None,
-            "cost": outcome.costs(status, self.local.workflow).get("words"),
+            "mlflow": "rekindle ui" if results.parameters(status).get("run_id") else None,
+            "cost": results.costs(status, self.local.workflow).get("words"),
         }
         return outcome.success(status, facts, self.is_rekindle)

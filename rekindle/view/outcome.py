@@ -1,29 +1,12 @@
-"""Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit
-code."""
+"""The outcome of a run, as text and as the object that `-o json` prints."""
 
-import json
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from argolocal.common.json_text import to_json
 from argolocal.common.wording import duration
 from argolocal.view import summary
-from argolocal.view.summary import Status, lines_of, named_warnings, outputs, timestamp
-from rekindle.errors import ConfigError
-from rekindle.keys import AGAIN, TASK
-from rekindle.release.config import TOKENS
-
-NOT_RELEASED = 3
-ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
-VERDICTS = {
-    "release": "released",
-    "keep": "not released",
-    "same": "nothing to release: this model is already serving",
-    "taken back": "its canary was ended, so the previous version keeps serving",
-}
+from argolocal.view.summary import Status, lines_of, named_warnings, timestamp
+from rekindle.operations.results import VERDICTS, metrics, parameters, releases, verdicts
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
@@ -41,100 +24,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
         "endpoint": None,
         "run_id": values.get("run_id"),
     }
-
     return summary.as_json(name, status, **fields | facts)
-
-
-def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name, with the results of the only
-    evaluation.
-
-    A rolled-back canary, and data that did not change, override the verdict.
-    """
-    values = outputs(status)
-    evaluations = list(_evaluations(status).values())
-    values.update(evaluations[0] if len(evaluations) == 1 else {})
-
-    for node in list((status.get("nodes") or {}).values()):
-        for p in (node.get("outputs") or {}).get("parameters") or []:
-            verdict, _, reason = str(p.get("value", "")).partition(": ")
-            if p["name"] == "run_id" and p.get("value"):
-                # the run_id of the last step, if no global output has it
-                values.setdefault("run_id", p["value"])
-
-            if p["name"] == "canary" and verdict == "taken back":
-                values["verdict"] = verdict
-                values["reason"] = reason
-
-            if p["name"] == "unchanged" and p.get("value"):
-                values["verdict"] = "same"
-                values["reason"] = p["value"]
-                values["unchanged"] = "yes"
-
-    return values
-
-
-def needs_token(workflow: Mapping[str, Any]) -> bool:
-    """Return True if the model servers of a run need a token."""
-    return f'"{TOKENS}"' in to_json(workflow)
-
-
-def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cost of a run in words and by task; {} if its manifest has no prices."""
-    from rekindle.training.cost import tariff
-    from rekindle.training.cost.steps import run_costs
-
-    manifest = tariff.recorded_manifest(workflow)
-    return run_costs(status, manifest, tariff.prices_of(manifest))
-
-
-def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a
-    released model."""
-    versions = {release.evaluation: release.version for release in releases(status)}
-    rows = [
-        {"task": task, **row, "metrics": metrics(row), "version": versions.get(task)}
-        for (task, _), row in _evaluations(status).items()
-    ]
-    return sorted(rows, key=lambda verdict: verdict["task"])
-
-
-def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
-    """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition
-    replaces them."""
-    nodes = [
-        node for node in list((status.get("nodes") or {}).values()) if node.get("type") == "Pod"
-    ]
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-
-    # a repetition has a longer name, because it runs in an inner DAG
-    for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
-        values = outputs(node)
-        inputs = outputs({"outputs": node.get("inputs")})
-        if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
-            task, _, item = ATTEMPT.sub("", node["displayName"]).partition("(")
-            row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
-            rows[inputs.get(TASK) or task.removesuffix(AGAIN), item] = row
-
-    return rows
-
-
-def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the metrics of the candidate by name, None for NaN or infinity; {} without an
-    evaluation."""
-    try:
-        # a step of another program may write NaN
-        numbers = json.loads(values.get("metrics") or "{}")
-    except (ValueError, RecursionError):
-        return {}
-
-    values_by_name = numbers.items() if isinstance(numbers, dict) else ()
-
-    return {
-        name: value if math.isfinite(value) else None
-        for name, value in values_by_name
-        if isinstance(value, int | float)
-    }
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
@@ -146,10 +36,9 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
 
+    evaluations = []
     if is_rekindle and not values.get("verdict"):
         evaluations = verdicts(status)
-    else:
-        evaluations = []
 
     winners = [row["metrics"] for row in evaluations if row["version"]]
     figures = winners[0] if len(winners) == 1 else metrics(values)
@@ -165,13 +54,10 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     }
 
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
-    rows += list(lines.items())
-
-    rows += [
-        ("warning", text)
-        for text in named_warnings((status.get("nodes") or {}).values())
-        if is_rekindle
-    ]
+    rows += lines.items()
+    if is_rekindle:
+        warnings = named_warnings((status.get("nodes") or {}).values())
+        rows += [("warning", text) for text in warnings]
 
     return lines_of(rows)
 
@@ -180,8 +66,8 @@ def _verdict(status: Status, values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released: a verdict alone releases
     nothing."""
     released = releases(status)
-
     verdict = values.get("verdict", "")
+
     if not verdict:
         if released:
             return f"released: {', '.join(sorted(map(str, released)))}"
@@ -195,88 +81,3 @@ def _verdict(status: Status, values: Mapping[str, str]) -> str:
         return f"{verdict}: {VERDICTS[verdict]}"
 
     return ""
-
-
-@dataclass(frozen=True)
-class Release:
-    """A version that a step registered, and the evaluation of the model."""
-
-    model: str
-    version: str
-    evaluation: str
-
-    def __str__(self) -> str:
-        return f"{self.model}@{self.version}" + (f" ({self.evaluation})" if self.evaluation else "")
-
-
-def releases(status: Status) -> list[Release]:
-    """Return the releases of a run, except those whose evaluation was repeated with another
-    verdict."""
-    last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
-
-    found = [
-        Release(values["model_uri"].split("/")[1], values["version"], _evaluation(node))
-        for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded"
-        and node.get("type") == "Pod"
-        and (values := _released(node))
-    ]
-
-    return [
-        release
-        for release in found
-        if last_verdicts.get(release.evaluation, "release") == "release"
-    ]
-
-
-def _released(node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the outputs of a step that registered a version, or {}; model_uri is
-    releases/NAME/HASH/."""
-    values = outputs(node)
-    is_release = (
-        values.get("version") and "content" in values and values.get("model_uri", "").count("/") > 1
-    )
-    if is_release:
-        return values
-    return {}
-
-
-def _evaluation(node: Mapping[str, Any]) -> str:
-    """Return the task whose report a step got, by the report's key RUN/TASK/report; "" if
-    unknown."""
-    artifacts = (node.get("inputs") or {}).get("artifacts") or []
-    keys = [
-        (artifact.get("s3") or {}).get("key", "")
-        for artifact in artifacts
-        if artifact["name"] == "report"
-    ]
-    if keys and keys[0].count("/") == 2:
-        return keys[0].split("/")[1]
-    return ""
-
-
-def exit_code(status: Status, is_rekindle: bool) -> int:
-    """Return the exit code of a completed run; 2 if a step of Rekindle rejected its config."""
-    if status.get("phase") != "Succeeded":
-        codes = {
-            (node.get("outputs") or {}).get("exitCode")
-            for node in (status.get("nodes") or {}).values()
-        }
-        if is_rekindle and str(ConfigError.exit_code) in codes:
-            return 2
-        return 1
-
-    if not is_rekindle:
-        return 0
-
-    verdict = parameters(status).get("verdict")
-    if verdict:
-        if verdict in ("keep", "taken back"):
-            return NOT_RELEASED
-        return 0
-
-    verdict_names = {row["verdict"] for row in verdicts(status)}
-    if verdict_names and "same" not in verdict_names and not releases(status):
-        return NOT_RELEASED
-
-    return 0

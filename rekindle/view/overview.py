@@ -9,8 +9,9 @@ from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status, steps
-from rekindle.documents import parse_object
+from rekindle.blocks.manifest import recorded
 from rekindle.local.cluster import LocalCluster
+from rekindle.operations import results
 from rekindle.view import outcome
 from rekindle.view.plumbing import Plumbing
 
@@ -28,6 +29,7 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     processes = runs.processes(home, name)
     if not as_json:
         return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+
     result = outcome.as_json(name, status, **facts(home, manifest, status))
     return to_json(result | {"processes": processes}, indent=2)
 
@@ -40,13 +42,14 @@ def steps_table(
     rows = [plumbing.readable(row) for row in steps(name, status)]
     if show_all:
         return runs.steps_table(name, status, rows)
+
     shown = [row for row in rows if not plumbing.is_internal(row)]
+    table = runs.steps_table(name, status, shown)
     hidden = len(rows) - len(shown)
     if hidden:
-        note = f"\n\n{hidden} internal steps are not shown: `--all` shows them"
-    else:
-        note = ""
-    return runs.steps_table(name, status, shown) + note
+        table += f"\n\n{hidden} internal steps are not shown: `--all` shows them"
+
+    return table
 
 
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
@@ -55,8 +58,8 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
-    sha256 = parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
-    cost = outcome.costs(status, manifest)
+    sha256 = recorded.parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
+    cost = results.costs(status, manifest)
     return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
         {"cost": cost} if cost else {}
     )
@@ -64,10 +67,12 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
 
 def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
-    name = label(manifest, "name")
+    name = recorded.label(manifest, "name")
     cluster = LocalCluster(home)
-    if not name or not (service := cluster.find("Service", name)):
+    service = cluster.find("Service", name) if name else None
+    if not service:
         return None
+
     address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
     if any(row.get("address") == address and row["running"] for row in cluster.overview()):
         return address
@@ -77,37 +82,14 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
 def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     """Return the flag of curl that sends the token of this machine; "" if the model servers of a
     run need no token."""
-    if not outcome.needs_token(manifest):
+    if not results.needs_token(manifest):
         return ""
+
     services = LocalCluster(home).services
     services.serving_token()
     return f" -H {shlex.quote(f'@{services.authorization_file}')}"
 
 
-def label(manifest: Mapping[str, Any], name: str) -> str | None:
-    """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
-    return ((manifest.get("metadata") or {}).get("labels") or {}).get(f"app.kubernetes.io/{name}")
-
-
-def pipeline(workflow: Mapping[str, Any]) -> str:
-    """Return the pipeline of a run; without a label, the name of the run without its last part."""
-    name = workflow["metadata"]["name"]
-    return label(workflow, "name") or name.rpartition("-")[0] or name
-
-
-def parameter(manifest: Mapping[str, Any], name: str) -> str:
-    """Return the value of a workflow parameter; "" if it is missing or empty."""
-    parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
-    return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
-
-
-def recorded_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config in the workflow parameter `config`; {} without the parameter. Raises
-    InvalidDocument."""
-    name = (manifest.get("metadata") or {}).get("name") or "the workflow"
-    return parse_object(parameter(manifest, "config") or "{}", f"the parameter `config` of {name}")
-
-
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
-    verdict = {"verdict": outcome.parameters(status).get("verdict", "")}
+    verdict = {"verdict": results.parameters(status).get("verdict", "")}
     return {"run": name, "phase": phase} | verdict | runs.run_row(name, status, phase, created)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.manifest.recorded import is_rekindle
 
 DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN = ("Skipped", "Omitted")
@@ -26,8 +27,7 @@ class Plumbing:
     """The internal steps of one run; `manifest`: its workflow."""
 
     def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
-        labels = (manifest.get("metadata") or {}).get("labels") or {}
-        self.is_rekindle = labels.get("app.kubernetes.io/part-of") == "rekindle"
+        self.is_rekindle = is_rekindle(manifest)
         self.templates = {
             template["name"]: template for template in manifest["spec"].get("templates") or []
         }
@@ -43,22 +43,17 @@ class Plumbing:
         task = row.name.rpartition(".")[2].partition("(")[0]
         template = self._template(row.node)
         parent = self._parent(row)
-
         tasks = _task_names(parent)
+
         if _inputs(parent) >= SWITCH_INPUTS or tasks == DEPLOY_TASKS:
             return True
 
-        if (
-            task.endswith("-secret")
-            and "resource" in template
-            and task.removesuffix("-secret") in tasks
-        ):
+        is_secret = task.endswith("-secret") and "resource" in template
+        if is_secret and task.removesuffix("-secret") in tasks:
             return True
 
-        if (
-            DELETE_TASKS.fullmatch(task)
-            and (template.get("resource") or {}).get("action") == "delete"
-        ):
+        action = (template.get("resource") or {}).get("action")
+        if action == "delete" and DELETE_TASKS.fullmatch(task):
             return True
 
         return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
@@ -67,6 +62,7 @@ class Plumbing:
         """Return the row, with the condition of a skipped step as its pipeline states it."""
         if row.phase != "Skipped" or not row.node or not row.message.startswith("when "):
             return row
+
         task = row.name.rpartition(".")[2].partition("(")[0]
         condition = _conditions(self._parent(row)).get(task)
         if condition:

@@ -16,11 +16,7 @@ def progress_in(log: str) -> str:
 
     step, total, loss, rate, eta, validation = matches[-1]
     remaining_time = duration(float(eta))
-    if validation:
-        losses = f"loss {loss}  validation {validation}"
-    else:
-        losses = f"loss {loss}"
-
+    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
     speed = f"{float(rate):,.0f} samples/s".replace(",", " ")
     return visible(f"step {step}/{total}  {losses}  {speed}  {remaining_time} left")
 
@@ -31,6 +27,7 @@ class LogProgress(LogErrors):
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
             return super().of(row)
+
         logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
         newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
         return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")

@@ -26,11 +26,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         )
 
     if report["rows"]:
-        if "samples" in report:
-            samples = f", {report['samples']:,} training samples"
-        else:
-            samples = ""
-
+        samples = f", {report['samples']:,} training samples" if "samples" in report else ""
         yield f"data        {report['rows']:,} rows{samples}"
 
     if "batch" in report:
@@ -39,11 +35,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _model(report)
 
     if "loss" in report:
-        if "flops_per_step" in report:
-            flops = f", {report['flops_per_step']:,} FLOPs"
-        else:
-            flops = ""
-
+        flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
         yield (
             f"step        loss {_number(report['loss'])}, gradient norm"
             f" {_number(report['gradient_norm'])}{flops}"
@@ -51,10 +43,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 
     for name in ("validation", "metrics"):
         if name in report:
-            yield (
-                f"{name:11}"
-                f" {', '.join(f'{key} {_number(value)}' for key, value in report[name].items())}"
-            )
+            figures = [f"{key} {_number(value)}" for key, value in report[name].items()]
+            yield f"{name:11} {', '.join(figures)}"
 
     if "instance" in report:
         yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
@@ -70,11 +60,8 @@ def _model(report: dict[str, Any]) -> Iterator[str]:
 
     for kind, values in (("", parameters), ("buffer ", buffers)):
         for value in values:
-            if is_fitted or value.get("trained", True):
-                frozen = ""
-            else:
-                frozen = ", frozen"
-
+            is_trained = is_fitted or value.get("trained", True)
+            frozen = "" if is_trained else ", frozen"
             yield f"            {kind}{value['name']}: {_tensor(value)}{frozen}"
 
     if not is_fitted:

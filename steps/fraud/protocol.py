@@ -72,8 +72,8 @@ class Week:
 def judged_weeks(rows: Rows) -> list[Week]:
     """Return the test weeks, oldest first. Raises DataError if published weeks do not have the
     published counts."""
-    delay = rows.facts["label_delay_days"]
-    weeks = [Week(start, counted_rows(rows, start, delay)) for start, _ in rows.facts["test_weeks"]]
+    delay = rows.facts.label_delay_days
+    weeks = [Week(start, counted_rows(rows, start, delay)) for start, _ in rows.facts.test_weeks]
     for week in weeks:
         _verify_published(rows, week, delay)
     return weeks
@@ -140,7 +140,7 @@ class Boosted:
         later = same_card & (rows.times[index] >= self.train_end)
         position = np.minimum(np.searchsorted(self.ids, rows.ids[index]), len(self.ids) - 1)
         earlier = same_card & ~later & (self.ids[position] == rows.ids[index])
-        column = rows.facts["features"].index(BOOSTED)
+        column = rows.facts.features.index(BOOSTED)
         scores = self.trees.score(features[torch.from_numpy(later)][:, : len(NAMES)].numpy())
         features[..., column][torch.from_numpy(later)] = torch.from_numpy(scores)
         features[..., column][torch.from_numpy(earlier)] = torch.from_numpy(
@@ -316,7 +316,7 @@ def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
 
 def _compare_features(model: TreesModel | FraudModel, rows: Rows) -> str:
     of_model = model.feature_names
-    of_data = rows.facts["features"]
+    of_data = rows.facts.features
     if of_model == of_data:
         return ""
     missing = sorted(set(of_model) - set(of_data))

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT, MAX_HISTORY
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows
+from steps.fraud.facts import read_facts
 
 BATCH = 20  # maximum number of transactions per request
 
@@ -25,9 +25,9 @@ def replay(
     Each request contains the history that it needs, with the labels that were known at the time of
     its transactions. The few transactions that need more than `max_history` rows are left out.
     """
-    facts = dataset_facts(dataset)
-    start = facts["train_end"]
-    delay = facts["label_delay_days"] * DAY
+    facts = read_facts(dataset)
+    start = facts.train_end
+    delay = facts.label_delay_days * DAY
     frame = pl.read_parquet(dataset / "transactions.parquet").filter(
         pl.col("time").dt.epoch("us") >= start
     )

@@ -1,13 +1,14 @@
 """Compare the data of a moving window with earlier runs: newest row, number of rows, code and
 config."""
 
-import json
 import traceback
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rekindle import DataError, Prepared, RekindleError, project, tracking, workload
+from rekindle import DataError, Prepared, RekindleError, tracking, workload
+from rekindle.content.recorded_manifest import parse_manifest
+from rekindle.project import exceptions
 from rekindle.step import to_text
 from rekindle.tracking import RunData
 
@@ -48,7 +49,7 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
         window = (
             f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
         )
-        raise project.as_error(error, f"`prepare` failed for {window}") from error
+        raise exceptions.as_error(error, f"`prepare` failed for {window}") from error
 
     return prepared, digest
 
@@ -128,7 +129,8 @@ def parse_time(text: str) -> datetime | None:
 def identity_tags(manifest: str, code: str) -> dict[str, str]:
     """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
     manifest (JSON)."""
-    parameters = json.loads(manifest)["spec"]["arguments"]["parameters"]
+    arguments = parse_manifest(manifest)["spec"].get("arguments") or {}
+    parameters = arguments.get("parameters") or []
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
     return {f"rekindle.{name}": values.get(name, "") for name in HASH_PARAMETERS} | {CODE_TAG: code}
 

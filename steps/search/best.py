@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
-from rekindle.training.search.config import Sweep
+from rekindle.training.sweep.config import Sweep
 
 
 class Inputs(StepInputs):
@@ -37,8 +37,8 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import verify_weights
     from rekindle.errors import say
-    from rekindle.training.search import report
-    from rekindle.training.search.study import Study
+    from rekindle.training.sweep import report
+    from rekindle.training.sweep.study import Study
 
     store = Store.from_env()
     study = Study(store, inputs.root, inputs.sweep)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
 from rekindle.step import SHA256
-from rekindle.training.search.config import Sweep
+from rekindle.training.sweep.config import Sweep
 
 
 class Inputs(StepInputs):
@@ -50,8 +50,8 @@ def run(inputs: Inputs) -> Outputs:
     """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with
     143 after SIGTERM."""
     from rekindle import Store
-    from rekindle.training.search.study import Study
-    from rekindle.training.search.trials import train
+    from rekindle.training.sweep.study import Study
+    from rekindle.training.sweep.trials import train
 
     study = Study(Store.from_env(), inputs.root, inputs.sweep)
     common = inputs.model_dump()

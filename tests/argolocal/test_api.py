@@ -4,12 +4,14 @@ kind."""
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hera.workflows import DAG, Artifact, Parameter, Resource, Steps, Workflow, script
 from hera.workflows.models import ValueFrom
 
 import argolocal
+from argolocal.errors import ConfigError
 
 HELLO: dict = {
     "apiVersion": "argoproj.io/v1alpha1",
@@ -264,3 +266,21 @@ def test_the_hostname_is_the_name_of_the_pod() -> None:
     outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
     (node,) = outcome.nodes.values()
     assert node.log == f"{outcome.name}\n"
+
+
+@pytest.mark.parametrize("call", [argolocal.lint, argolocal.run])
+@pytest.mark.parametrize("value", [None, 5, ["a"], b"a.yaml", object])
+def test_an_argument_that_is_not_a_workflow_is_an_error_of_one_line(call: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^workflow is .*: it must be the path of a file"):
+        call(value)
+
+
+@pytest.mark.parametrize("objects", [5, None, {"kind": "Secret"}, "secret.yaml", [5]])
+def test_objects_that_are_not_a_list_of_dicts_are_an_error_of_one_line(objects: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^objects is .*: it must be a list of dicts"):
+        argolocal.lint({"kind": "Workflow"}, objects)
+
+
+def test_parameters_that_are_not_a_dict_are_an_error_of_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^parameters is .*: it must be a dict"):
+        argolocal.run({"kind": "Workflow"}, 5)  # type: ignore[arg-type]

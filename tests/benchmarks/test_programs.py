@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.programs import PROGRAMS, Program, run_smallest
+from benchmarks.figures import page
+from benchmarks.figures.programs import CLUSTER, PROGRAMS, Program, run
 
 ROOT = Path(__file__).parents[2]
-PARTS = {"benchmarks.torchrun"}  # programs that another benchmark starts
+# a program that another benchmark starts, and the program that starts all
+PARTS = {"benchmarks.torchrun", "benchmarks.__main__"}
 RUNNABLE = [
     pytest.param(program, id=program.name, marks=pytest.mark.slow if program.slow else ())
     for program in PROGRAMS
-    if not program.needs
+    if program.needs != CLUSTER
 ]
 
 
@@ -29,6 +31,27 @@ def test_the_list_has_all_benchmarks() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", RUNNABLE)
 def test_a_benchmark_prints_its_figures(program: Program) -> None:
-    figures = run_smallest(program)
+    figures = run(program, program.smallest)
     assert figures
     assert all(figure["value"] is not None for figure in figures)
+
+
+def test_the_page_has_the_figures_of_one_commit_and_names_what_was_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "PAGE", tmp_path / "figures.md")
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    page.PAGE.write_text(f"before\n{page.BEGIN}| old | 1 s |\n{page.END}after\n")
+    figures = run(PROGRAMS[0], PROGRAMS[0].smallest)
+    page.record("1234abcd", PROGRAMS[0].name, figures)
+    page.record("of-another-commit", PROGRAMS[1].name, figures)
+
+    page.write("1234abcd", page.recorded("1234abcd"), "2026-01-31", 2)
+
+    text = page.PAGE.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| old |" not in text
+    assert "Measured on 2026-01-31, on 2 cores, commit 1234abcd." in text
+    assert figures[0]["name"] in text
+    assert f"- `python -m {PROGRAMS[1].name}`\n" in text

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rekindle.operations import results
 from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.events import Event, read
 from rekindle.training.ledger.report import Summary
-from rekindle.view import outcome
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until
@@ -139,7 +139,7 @@ class Run:
 
     def outputs(self) -> dict[str, str]:
         """Return the outputs of the workflow, with the results of its evaluation."""
-        return outcome.parameters(self.workflow()["status"])
+        return results.parameters(self.workflow()["status"])
 
     def nodes(self, template: str) -> list[Object]:
         """Return the attempts of a template, in order."""

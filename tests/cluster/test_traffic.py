@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.bars import Bar, report
 from benchmarks.release.traffic import Answer, Traffic, count, rollback_times, traffic
-from rekindle.view import outcome
+from rekindle.operations import results
 from tests.cluster.kube import Object
 from tests.cluster.run import Namespace, Run, rekindle
 from tests.commands import ROOT
@@ -65,7 +65,7 @@ def train(namespace: Namespace, seed: int, *sets: str) -> Run:
 
 def version(run: Run) -> str:
     """Return the version that a run has released."""
-    return outcome.releases(run.workflow()["status"])[0].version
+    return results.releases(run.workflow()["status"])[0].version
 
 
 @dataclass

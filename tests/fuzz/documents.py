@@ -21,7 +21,7 @@ from rekindle.release.origin import CurveFile, RunFile
 from rekindle.release.promotion import PromotionFile
 from rekindle.release.retention.ownership import Mark
 from rekindle.release.watch.drift import Reference, State
-from rekindle.training.search.records import Decision, Seconds, Validation
+from rekindle.training.sweep.records import Decision, Seconds, Validation
 from steps.monitoring.moving_window import parse_time
 from tests.fuzz.mutation import change, mutate
 from tests.rekindle.test_documents import (

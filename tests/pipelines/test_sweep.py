@@ -60,7 +60,7 @@ def test_the_best_trial_is_released_without_another_training(
 ) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
     shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
-    done = project_shell(f"rekindle sweep configs/search.yaml --set name={name} -o json")
+    done = project_shell(f"rekindle sweep configs/sweep.yaml --set name={name} -o json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     trials = result["trials"]

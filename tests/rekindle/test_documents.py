@@ -16,22 +16,22 @@ import pytest
 
 from argolocal.common.names import INVISIBLE
 from rekindle import tracking
+from rekindle.blocks.manifest import recorded
 from rekindle.cache import claims, difference, entries
 from rekindle.cache.lookup import reused_tasks
 from rekindle.content.weights import read_description
 from rekindle.documents import InvalidDocument, ModelFile, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.names import RunName
+from rekindle.operations.reproduce.comparison import compare
 from rekindle.release import files, origin, promotion
 from rekindle.release.config import DriftConfig
 from rekindle.release.retention import ownership
 from rekindle.release.watch import drift
 from rekindle.release.watch.scores import ZERO_COUNTS
 from rekindle.storage import Store
-from rekindle.training.search.config import Sweep
-from rekindle.training.search.study import Study
-from rekindle.view.overview import recorded_config
-from rekindle.view.reproduce.comparison import compare
+from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.study import Study
 from rekindle.workload import dataset_facts
 from tests.rekindle.mutations import mutations
 
@@ -305,7 +305,7 @@ def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_ru
     parameters = [{"name": "config", "value": text}, {"name": "cached", "value": text}]
     workflow = {"metadata": {"name": "shop-1"}, "spec": {"arguments": {"parameters": parameters}}}
     with pytest.raises(InvalidDocument, match="the parameter `config` of shop-1 is malformed: "):
-        recorded_config(workflow)
+        recorded.config(workflow)
     with pytest.raises(InvalidDocument, match="the parameter `cached` is malformed: "):
         reused_tasks(workflow)
 

@@ -6,6 +6,8 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import RekindleError, without_user
+from rekindle.local.services.services import check_reachable
+from rekindle.names import split_address
 from rekindle.storage import Store
 
 
@@ -18,6 +20,9 @@ from rekindle.storage import Store
         ("http://ann:hunter/2@h", "http://h"),
         ("ann:hunter2@h", "h"),
         ("http://h:9000/models@champion", "http://h:9000/models@champion"),
+        ("https://h/a?X-Amz-Signature=hunter2&b=1 is away?", "https://h/a?... is away?"),
+        ("--set a=https://h/a?b=1: a is wrong.", "--set a=https://h/a?...: a is wrong."),
+        ("'http://h?token=hunter2', again", "'http://h?...', again"),
         (
             "s3://bucket/a@b and registry.example.com/a@sha256:12",
             "s3://bucket/a@b and registry.example.com/a@sha256:12",
@@ -36,6 +41,33 @@ def ask_mlflow(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask_the_store(address: str, _: pytest.MonkeyPatch) -> None:
     Store("b", address, "key", "hunter2", short_retries=True).get("x")
+
+
+@pytest.mark.parametrize(
+    "ask, variable", [(ask_mlflow, "MLFLOW_TRACKING_TOKEN"), (ask_the_store, "AWS_SESSION_TOKEN")]
+)
+def test_the_error_of_a_token_that_no_header_can_have_hides_it(
+    ask: Callable[[str, pytest.MonkeyPatch], None], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv(variable, "hunter2\nhunter2")
+    with pytest.raises(RekindleError, match="header value is not allowed") as error:
+        if ask is ask_mlflow:
+            ask("http://127.0.0.1:9", monkeypatch)
+        else:
+            Store("b", "http://127.0.0.1:9", short_retries=True).get("x")
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://ann:hunter2@[x"])
+def test_an_address_with_an_invalid_host_is_one_error(address: str) -> None:
+    with pytest.raises(
+        RekindleError, match=r"S3_ENDPOINT_URL is http://.*nothing answers"
+    ) as error:
+        check_reachable("s3", address)
+    assert "hunter2" not in str(error.value)
+    assert split_address(address).scheme == ""
 
 
 @pytest.mark.parametrize("ask", [ask_mlflow, ask_the_store])

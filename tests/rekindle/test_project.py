@@ -13,7 +13,7 @@ import yaml
 
 from rekindle import project
 from rekindle.errors import ConfigError
-from rekindle.project import create
+from rekindle.project.template import create
 from rekindle.storage import Store
 from tests.commands import BIN, ROOT
 from tests.ports import free_port

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import CodeError, ConfigError, DataError, RekindleError, StorageError
-from rekindle.project import as_error, load
+from rekindle.project import load
+from rekindle.project.exceptions import as_error
 from rekindle.workload import load as load_workload
 
 STEP = """

@@ -79,3 +79,11 @@ def test_rejected_credentials_are_a_config_error_and_not_retried(s3: Store) -> N
             retry_until(call, threading.Event(), "to begin")
     with pytest.raises(ConfigError, match=str(s3.endpoint)):
         stranger.get("x")
+
+
+def test_keys_that_xml_cannot_have_are_deleted(s3: Store) -> None:
+    keys = [f"odd/{name}" for name in ("a", "\x01", "\x1b[31m", "\ufffe", "\x00b", "z&<>")]
+    for key in keys:
+        s3.put(key, b"x")
+    s3.delete([*keys, "odd/missing\x02"])
+    assert list(s3.list("odd/")) == []

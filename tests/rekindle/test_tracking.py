@@ -12,6 +12,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import TrackingError
+from rekindle.names import InvalidName
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -181,3 +182,33 @@ def test_the_error_without_an_address_names_the_variable(monkeypatch: pytest.Mon
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI is not set"):
         tracking.find_run("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("tag", "value"),
+    [
+        (tracking.URI, "../raw"),
+        (tracking.URI, ""),
+        (tracking.DEPLOYMENT, "169.254.169.254:80/x?="),
+        (tracking.DEPLOYMENT, "kube-dns; reboot"),
+        (tracking.KEEP_RELEASES, "9" * 4999),
+    ],
+)
+def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
+    mlflow_server: str, tag: str, value: str
+) -> None:
+    name = f"tags-{uuid.uuid4().hex[:6]}"
+    for number in ("a", "b"):
+        prefix = f"releases/{name}/{number * 12}/"
+        version = tracking.register(name, prefix, "s3://x/y", "0" * 64, "", {}).version
+        tracking.record_champion(name, version, f"{name}-{number}")
+    tracking.tag_version(name, "2", tag, value)
+
+    if tag == tracking.KEEP_RELEASES:
+        found = tracking.champion(name)
+        assert found and found.keep_releases is None
+        return
+    for read in (tracking.champion, lambda name: tracking.find_version(name, "2")):
+        with pytest.raises(InvalidName, match=f"the tag {tag} of version 2"):
+            read(name)
+    assert [found.version for found in tracking.promoted_releases(name)] == ["1"]

@@ -26,6 +26,7 @@ from rekindle.step import main
 from rekindle.storage import Store
 from rekindle.workload import load, prepare
 from tests.commands import BIN
+from tests.rekindle.serving.running import prefix_of
 from tests.rekindle.serving.running import release as write_release
 from tests.rekindle.training.crew import Crew, flags
 
@@ -255,7 +256,7 @@ def run_refresh(workload: str, stage: Stage) -> int:
     """Refresh the champion of a model."""
     name = f"m-{workload[-8:]}"
     store = Store.from_env()
-    prefix = f"releases/{name}/1/"
+    prefix = prefix_of(name, workload)
     run_id = tracking.start_run(name, "first")
     sha256 = write_release(store, prefix, workload)
 

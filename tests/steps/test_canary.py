@@ -15,7 +15,7 @@ from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.scrape import Watch
 from rekindle.storage import Store
 from steps import canary
-from tests.rekindle.serving.running import Running, release
+from tests.rekindle.serving.running import Running, prefix_of, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 # only errors and crashes count: predictions of `echo` contain its process id, and a busy machine
@@ -29,10 +29,10 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
         for name, value in s3_environment.items():
             patch.setenv(name, value)
         for version in ("7", "8"):
-            release(Store.from_env(), f"releases/canary/{version}/", version=version)
+            release(Store.from_env(), prefix_of(f"canary-{version}"), version=version)
         with (
-            Running("--model=releases/canary/7/", "--deployment=old") as old,
-            Running("--model=releases/canary/8/", "--deployment=new") as new,
+            Running(f"--model={prefix_of('canary-7')}", "--deployment=old") as old,
+            Running(f"--model={prefix_of('canary-8')}", "--deployment=new") as new,
         ):
             for name, server in (("OLD", old), ("NEW", new)):
                 set_address(patch, name, server)
@@ -117,10 +117,10 @@ def test_a_canary_that_fails_every_third_request_is_rolled_back(
 def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
     s3: Store, monkeypatch: pytest.MonkeyPatch, deployment: str
 ) -> None:
-    release(s3, "releases/canary/7/", version="7")
+    release(s3, prefix_of("canary-7"), version="7")
     with (
-        Running("--model=releases/canary/7/", f"--deployment={deployment}") as old,
-        Running("--model=releases/canary/7/", "--deployment=new") as new,
+        Running(f"--model={prefix_of('canary-7')}", f"--deployment={deployment}") as old,
+        Running(f"--model={prefix_of('canary-7')}", "--deployment=new") as new,
     ):
         pods = {"old": old, "new": new}
         for name, server in pods.items():
@@ -189,8 +189,8 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
 
 
 def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> None:
-    release(s3, "releases/canary/9/", version="9")
-    with Running("--model=releases/canary/9/") as server:
+    release(s3, prefix_of("canary-9"), version="9")
+    with Running(f"--model={prefix_of('canary-9')}") as server:
         server.until_ready()
         watch = Watch(server.url)
         server.predict({"id": 1})
@@ -211,7 +211,9 @@ def test_a_server_that_crashes_during_its_canary_is_detected(
     watch.scrape()
 
     with Running(
-        "--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}", "--deployment=new"
+        f"--model={prefix_of('canary-8')}",
+        f"--port={address.rpartition(':')[2]}",
+        "--deployment=new",
     ) as again:
         again.until_ready()
         again.predict({"id": 2})

@@ -84,14 +84,14 @@ def test_the_end_of_a_run_trims_the_cache(
             ),
         )
 
-    s3.put("cache-code/unused", b"{}")  # the files of code that no entry refers to
+    s3.put(f"cache-code/{0:064}", b"{}")  # the files of code that no entry refers to
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
     inputs = report.Inputs(
         workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits}
     )
     report.run(inputs)
     assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
-    assert "cache-code/unused" not in {item.key for item in s3.list("cache-code/")}
+    assert f"cache-code/{0:064}" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
     warning, *_ = report.run(inputs).warnings  # a run ends even if its object store does not work
     assert warning.startswith("the cache is not trimmed: ")

@@ -50,8 +50,13 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# a URL with a password, except a variable such as $(PASSWORD)
-PASSWORD = re.compile(r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@")
+# a URL with a password, or with a signature or token in its query, except a variable such as
+# $(PASSWORD)
+PASSWORD = re.compile(
+    r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@"
+    r"|://[^\s?#]*\?(?:[^\s#]*[&_-])?(?:sig|signature|token|password|api_?key|secret)=(?!\$\()[^&\s]",
+    re.IGNORECASE,
+)
 MAX_ERRORS = 20  # maximum number of errors of a config in one message
 Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
@@ -291,7 +296,7 @@ def load_config(
         config = _validate(model, values, folder_of)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
-        raise ConfigError(_describe_errors(error, loaded, str(file))) from error
+        raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
@@ -309,25 +314,27 @@ def load_config(
     return loaded
 
 
-def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> str:
+def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[str]:
     """Return one line for each wrong key or value of a config."""
     errors = error.errors()
     lines = dict.fromkeys(_sentence(each, loaded, file) for each in errors[:MAX_ERRORS])
     if len(errors) > MAX_ERRORS:
         lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
-    return without_user("\n".join(lines))
+
+    return [without_user(line) for line in lines]
 
 
 def _reject_passwords(loaded: Loaded) -> None:
-    """Raise ConfigError for a URL with a password: the config is recorded, and is shown by `ps`
-    during a run."""
+    """Raise ConfigError for a URL with a password or signature: the config is recorded, and is
+    shown by `ps` during a run."""
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD.search(value):
             raise ConfigError(
-                f"{without_user(loaded.origin(name))}: {name} is a URL with a password, and whoever"
-                " can read the manifest or MLflow can read the config: remove it. A step can read"
-                " a password from its environment, which has the keys of the Secret rekindle-s3."
+                f"{without_user(loaded.origin(name))}: {name} is a URL with a password or"
+                " a signature, and whoever can read the manifest or MLflow can read the config:"
+                " remove it. A step can read a password from its environment, which has the keys of"
+                " the Secret rekindle-s3."
             )
 
 
@@ -370,7 +377,7 @@ def _prefixed(origin: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
 
 
 @cache

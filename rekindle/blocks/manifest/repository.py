@@ -3,17 +3,19 @@
 The configuration of a repository, its attributes and its hooks can name programs, and git has no
 switch against all of them. So git does not get this configuration: it reads the objects, the
 references and the index of the repository through a git directory of our own, which has no hooks,
-no remotes and only harmless settings. Objects of other repositories (alternates) are not read. This
-is the only module that starts git.
+no remotes and only harmless settings. Objects of other repositories (alternates) are not read. Git
+would wait for a FIFO and read a device without end: their repositories are refused. This is the
+only module that starts git.
 """
 
 import hashlib
 import os
 import re
+import resource
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +27,17 @@ from rekindle.errors import RekindleError
 TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
 MAX_TEXT_BYTES = 1 << 20  # of a file that git or this module parses, such as HEAD and config
+MAX_MEMORY_BYTES = 2 << 30  # of git: a small compressed object may unpack to any size
 
 # settings that are values, not names of programs or files: git compares and writes files according
 # to them
 CORE_SETTINGS = (
     "autocrlf",
-    "checkstat",
     "eol",
     "filemode",
     "ignorecase",
     "precomposeunicode",
     "symlinks",
-    "trustctime",
 )
 SETTINGS = {
     *(f"core.{name}" for name in CORE_SETTINGS),
@@ -47,6 +48,8 @@ SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
 FOLDERS = ("refs", "reftable", "logs")  # parts of a repository that are only data
 FILES = ("packed-refs", "shallow", "info/attributes")
+# files that git reads in the repository of a submodule
+READ_FILES = ("HEAD", "commondir", "config", "config.worktree", "index", "packed-refs", "shallow")
 LFS_POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:[^\n]*\n)*?oid"
     rb" sha256:(?P<oid>[0-9a-f]{64})\n"
@@ -54,9 +57,34 @@ LFS_POINTER = re.compile(
 )
 LFS_POINTER_BYTES = 1024
 
+GITLINK = "160000"  # mode of a submodule in the index
+INDEX_ENTRY = re.compile(
+    r"(?P<flag>\S) (?P<mode>[0-7]{6}) (?P<object_id>[0-9a-f]+) [0-3]\t(?P<name>.*)", re.DOTALL
+)
+NAMES_AT_ONCE = 100  # number of arguments of a command
+
 
 class GitError(RekindleError):
     """Git is not installed, or cannot read the repository."""
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """A tracked file. `flag`: S if git skips it in the work tree, lower case if git assumes that it
+    is unchanged."""
+
+    flag: str
+    mode: str
+    object_id: str
+    name: str
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.flag.upper() == "S"
+
+    @property
+    def is_unchecked(self) -> bool:
+        return self.is_skipped or self.flag.islower()
 
 
 @dataclass(frozen=True)
@@ -94,14 +122,19 @@ class Repository:
     def commit(self) -> str:
         """Return the current commit, with -dirty if tracked files were changed; "" before the first
         commit."""
-        # The state of a submodule's own files would be read with the submodule's configuration.
+        index_entries = self._index_entries()
+        self._reject_special_attributes(index_entries)
+
+        # before `git status`, which reads the references of submodules
+        has_moved_submodule = self._has_moved_submodule(index_entries)
+
+        # Git would read the files of a submodule with the submodule's settings.
         flags = [
             "--untracked-files=no",
-            "--ignore-submodules=dirty",
+            "--ignore-submodules=all",
             "--no-renames",
             "--no-ahead-behind",
         ]
-
         status = self.git("status", "--porcelain=2", "-z", "--branch", *flags)
         entries = status.decode(errors="surrogateescape").rstrip("\0").split("\0")
 
@@ -109,11 +142,69 @@ class Repository:
         if not commit.isalnum():
             return ""
 
-        is_dirty = any(self._is_change(entry) for entry in entries if not entry.startswith("#"))
+        is_dirty = (
+            any(self._is_change(entry) for entry in entries if not entry.startswith("#"))
+            or self._has_staged_change()
+            or has_moved_submodule
+            or self._has_unchecked_change(index_entries)
+        )
         if is_dirty:
             return f"{commit}-dirty"
 
         return commit
+
+    def _index_entries(self) -> list[IndexEntry]:
+        output = self.git("ls-files", "--stage", "-v", "-z")
+        lines = output.decode(errors="surrogateescape").split("\0")
+        matches = (INDEX_ENTRY.fullmatch(line) for line in lines)
+        return [IndexEntry(**match.groupdict()) for match in matches if match]
+
+    def _reject_special_attributes(self, entries: Iterable[IndexEntry]) -> None:
+        """Raise GitError if a file of attributes that git reads is a FIFO or a device."""
+        folders = {parent for entry in entries for parent in Path(entry.name).parents}
+        for folder in folders:
+            path = self.top / folder / ".gitattributes"
+            # git does not follow a link of this name
+            if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
+                raise GitError(f"{path} is not a regular file: remove it.")
+
+    def _has_staged_change(self) -> bool:
+        """Return True if the index differs from the commit, also in a submodule."""
+        return bool(self.git("diff-index", "--cached", "--raw", "-z", "--no-renames", "HEAD"))
+
+    def _has_moved_submodule(self, entries: Iterable[IndexEntry]) -> bool:
+        """Return True if a submodule is at another commit than the index says. Raises GitError if
+        its repository has files that git would wait for."""
+        has_moved = False
+        for entry in entries:
+            folder = self.top / entry.name
+            if entry.mode == GITLINK and (folder / ".git").exists():
+                with open_repository(folder) as submodule:
+                    commit = submodule.find_commit("HEAD") if submodule else ""
+                if commit != entry.object_id:
+                    has_moved = True
+
+        return has_moved
+
+    def _has_unchecked_change(self, entries: Iterable[IndexEntry]) -> bool:
+        """Return True if a file was changed that git does not look at, because of a flag in the
+        index."""
+        unchecked = [entry for entry in entries if entry.is_unchecked and entry.mode != GITLINK]
+        existing = [entry for entry in unchecked if os.path.lexists(self.top / entry.name)]
+        has_missing_file = any(not entry.is_skipped for entry in unchecked if entry not in existing)
+        has_other_file = any(
+            not stat.S_ISREG((self.top / entry.name).lstat().st_mode) for entry in existing
+        )
+        if has_missing_file or has_other_file:
+            return True
+
+        for start in range(0, len(existing), NAMES_AT_ONCE):
+            batch = existing[start : start + NAMES_AT_ONCE]
+            object_ids = self.git("hash-object", "--", *(entry.name for entry in batch)).split()
+            if [entry.object_id.encode() for entry in batch] != object_ids:
+                return True
+
+        return False
 
     def _is_change(self, entry: str) -> bool:
         """Return False if an entry of `git status` is a file of Git LFS with the content that was
@@ -232,10 +323,13 @@ def _fill(repository: Repository) -> None:
             " repack -a -d`, and remove this file."
         )
 
-    _reject_links(common / "objects")
-    index = git_dir / "index"
-    if index.exists() and not index.is_file():
-        raise GitError(f"{index} is not a regular file: remove it, and run `git reset`.")
+    _reject_special_files(common / "objects")
+    for name in FOLDERS:
+        _reject_special_files(common / name, MAX_TEXT_BYTES if name == "refs" else None)
+
+    for path in (folder / name for folder in (git_dir, common) for name in READ_FILES):
+        if path.exists() and not path.is_file():
+            raise GitError(_refusal(path, "not a regular file"))
 
     (private / "HEAD").write_bytes(head)
     (private / "info").mkdir()
@@ -260,14 +354,29 @@ def _fill(repository: Repository) -> None:
     (private / "config").write_text(_format_config(settings))
 
 
-def _reject_links(objects: Path) -> None:
-    """Raise GitError if a link leads to objects outside of the repository, as alternates do."""
-    for path in (objects, *objects.glob("*"), *objects.glob("*/*")):
-        if path.is_symlink():
-            raise GitError(
-                f"{path} is a link to objects outside of the repository, which are not read: clone"
-                " the repository again."
-            )
+def _reject_special_files(path: Path, limit: int | None = None) -> None:
+    """Raise GitError unless a folder has only folders, and regular files of at most `limit` bytes.
+
+    A link would lead to objects outside of the repository, as alternates do.
+    """
+    if path.is_symlink():
+        raise GitError(_refusal(path, "a link to files outside of the repository"))
+    if not path.is_dir():
+        return
+
+    with os.scandir(path) as listing:
+        for entry in listing:
+            child = Path(entry.path)
+            if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
+                _reject_special_files(child, limit)
+            elif not entry.is_file(follow_symlinks=False):
+                raise GitError(_refusal(child, "not a regular file"))
+            elif limit is not None and entry.stat().st_size > limit:
+                raise GitError(_refusal(child, f"a reference of more than {limit:,} bytes"))
+
+
+def _refusal(path: Path, reason: str) -> str:
+    return f"{path} is {reason}, which is not read: clone the repository again."
 
 
 def _settings(repository: Repository) -> dict[str, str]:
@@ -345,10 +454,13 @@ def _run(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,
+            preexec_fn=_limit_memory,
         )
     except FileNotFoundError:
         raise GitError("git is not installed: install it.") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise GitError(f"git {arguments[0]} did not end within {timeout} seconds.") from None
+    except OSError as error:
         raise GitError(f"git {arguments[0]} failed: {error}") from None
 
     if process.returncode:
@@ -356,6 +468,15 @@ def _run(
         raise GitError(f"git {arguments[0]} says: {shorten(reason[:500])}")
 
     return process.stdout
+
+
+def _limit_memory() -> None:
+    """Limit the memory of this process."""
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MAX_MEMORY_BYTES
+    if highest != resource.RLIM_INFINITY:
+        limit = min(limit, highest)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, highest))
 
 
 def _read_if_regular(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes | None:

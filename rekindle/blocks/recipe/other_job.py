@@ -51,7 +51,7 @@ def job(
             kind, pipeline.job_name(name), roles, config.cluster, **(spec or {})
         )
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
     success = FRAMEWORKS[kind].success
     template = watch(name, manifest, parameters=parameters, success=success, failure=FAILURE)

@@ -13,7 +13,7 @@ from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_dig
 from rekindle.blocks.workflow import current, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED
-from rekindle.project import NAME
+from rekindle.project.template import NAME
 from rekindle.sections import Section
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
@@ -90,7 +90,7 @@ def train(
         names = families.select(workload, [family] if family else config.families)
         families.check_validation(names, section.validation)
     except ConfigError as error:
-        refuse(str(error))
+        refuse(" ".join(error.lines))
 
     if len(names) > 1:
         return _train_families(data, names, section, task=task, train=train, model=model, **inputs)

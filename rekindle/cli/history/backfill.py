@@ -12,6 +12,7 @@ from rekindle.cli.group import command
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import cluster_flag, configured
 from rekindle.cluster.api import Cluster
+from rekindle.errors import say
 
 DAY = click.DateTime(["%Y-%m-%d"])
 
@@ -66,8 +67,9 @@ def backfill(
     """
     from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
-    from rekindle.view.history.backfill import backfill, select_executor
-    from rekindle.view.history.missed_runs import missed_runs, table
+    from rekindle.operations.backfill import backfill, select_executor
+    from rekindle.operations.missed_runs import missed_runs
+    from rekindle.view.backfill import table
 
     with errors_as_json(as_json):
         settings = source.load().config
@@ -88,11 +90,11 @@ def backfill(
         )
 
     if not uses_scheduled_time(manifest):
-        click.echo(f"warning: {FIXED_DATA.format(settings.name)}", err=True)
+        say(f"warning: {FIXED_DATA.format(settings.name)}")
 
     rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
     click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
+
     if all(row["phase"] == "Succeeded" for row in rows):
         return 0
-
     return 1

@@ -60,7 +60,7 @@ def reproduce(
       rekindle reproduce demo@3 --check -o json
       rekindle reproduce approval -p reviewer=ann
     """
-    from rekindle.view.reproduce.reproduction import Request, reproduce
+    from rekindle.operations.reproduce.reproduction import Request, reproduce
 
     name, _, version = model.partition("@")
     if "@" in model and not version.isdecimal():
@@ -84,18 +84,15 @@ def reproduce(
             click.echo("no difference was found", err=True)
         if result.fatal:
             return CANNOT_BE_EQUAL
-
         return 0
 
-    if not as_json:
+    if compared.equal:
         text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"
-        click.echo(
-            text
-            if compared.equal
-            else f"different: {compared.difference}\nsha256 {compared.sha256}"
-        )
+    else:
+        text = f"different: {compared.difference}\nsha256 {compared.sha256}"
+    if not as_json:
+        click.echo(text)
 
     if compared.equal:
         return 0
-
     return DIFFERENT

@@ -14,6 +14,7 @@ from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
+from rekindle.cli.runs import run_here
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 
@@ -21,7 +22,7 @@ from rekindle.errors import ConfigError
 def check_sweep(config: Any) -> None:
     """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload
     cannot be trained."""
-    from rekindle.training.search.config import Sweep
+    from rekindle.training.sweep.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
         raise ConfigError(
@@ -60,7 +61,7 @@ def sweep(
       rekindle sweep configs/sweep.yaml --set sweep.trials=18
       rekindle sweep --of sweep-4k2xp -o json
     """
-    from rekindle.view.history import trials
+    from rekindle.operations import trials
 
     if bool(name) == bool(source.config):
         raise click.UsageError(
@@ -83,23 +84,23 @@ def sweep(
             "--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`."
         )
 
-    from argolocal.view import runs
-    from rekindle.view import foreground, reuse
+    from rekindle.operations import reuse
+    from rekindle.view import foreground
 
     with run_output(as_json):
-        workflow, _ = source.manifests(check_sweep, to_run_here=True)
+        manifests = source.manifests()
+        check_sweep(manifests.config)
+
+        workflow = manifests.main_for_this_machine()
         values = reuse.add_cached(home(), workflow, {}, not no_cache)
+        pipeline = foreground.create_run(home(), workflow, values)
 
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
-            code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
+            code = run_here(pipeline, as_json=as_json, ask=not yes, full_status=False)
 
-        if as_json:
-            result = json.loads(out.getvalue())
-        else:
-            result = {"workflow": runs.newest(home())}
-
-        sweep_trials = trials.trials_here(home(), result["workflow"])
+        result = json.loads(out.getvalue()) if as_json else {}
+        sweep_trials = trials.trials_here(home(), pipeline.name)
 
     table = "\n".join(["", *sweep_trials.pop("table")])
     click.echo(to_json(result | sweep_trials) if as_json else table)

@@ -13,7 +13,6 @@ services.
 """
 
 import fcntl
-import json
 import os
 import secrets
 import socket
@@ -21,16 +20,18 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from pydantic import ConfigDict, Field, RootModel
 
 from argolocal.common import homes
 from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
+from rekindle.documents import Document, parse, read_file
 from rekindle.errors import (
     ConfigError,
     RekindleError,
@@ -52,14 +53,13 @@ SERVING_TOKEN = "REKINDLE_TOKEN"  # environment variable and key of the Secret  
 ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Document):
     """The saved record of a service; the pid of a stopped service is 0."""
 
-    name: str
-    port: int
-    pid: int
-    since: int
+    name: str = Field(pattern="^(s3|mlflow)$")
+    port: int = Field(ge=1, le=65535)
+    pid: int = Field(ge=0)
+    since: int = Field(ge=0)
 
     @property
     def url(self) -> str:
@@ -68,6 +68,12 @@ class Record:
     @property
     def alive(self) -> bool:
         return is_alive(self.pid, self.since)
+
+
+class Secrets(RootModel[dict[str, str]]):
+    """A file with secrets: name → value."""
+
+    model_config = ConfigDict(strict=True)
 
 
 class Services:
@@ -118,7 +124,7 @@ class Services:
         """
         real_url = self.environ.get(ADDRESS_VARIABLES[name])
         if real_url:
-            _check_reachable(name, real_url)
+            check_reachable(name, real_url)
             return real_url
 
         self.start(name)
@@ -221,7 +227,8 @@ class Services:
         """Return the content of a file that only its owner can read; write `initial` if the file is
         missing."""
         self._make_folder()
-        return json.loads(write_once(self.folder / name, to_json(initial), 0o600))
+        path = self.folder / name
+        return parse(Secrets, write_once(path, to_json(initial), 0o600), str(path)).root
 
     def ready(self, timeout: float = 60) -> None:
         """Wait until all services answer. Raises StorageError or TrackingError with the end of the
@@ -235,10 +242,10 @@ class Services:
 
     def find(self, name: str) -> Record | None:
         """Return the record of a service, alive or dead, or None."""
-        try:
-            return Record(**json.loads((self.folder / f"{name}.json").read_text()))
-        except FileNotFoundError:
-            return None
+        path = self.folder / f"{name}.json"
+        if path.exists():
+            return read_file(Record, path)
+        return None
 
     def down(self) -> list[str]:
         """Stop the services of this home and wait for their end; keep the data. Return the
@@ -257,7 +264,7 @@ class Services:
                 end_group(record.pid, record.since, GRACE_S)
                 try:
                     # the record keeps the port for the next start
-                    self._write(replace(record, pid=0, since=0))
+                    self._write(record.model_copy(update={"pid": 0, "since": 0}))
                 except OSError:  # the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
 
@@ -274,8 +281,8 @@ class Services:
 
     def _error(self, name: str, problem: str) -> RekindleError:
         log = self.folder / f"{name}.log"
-        tail = "\n".join(log.read_text().splitlines()[-8:])
-        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
+        tail = log.read_text().splitlines()[-8:]
+        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:", *tail)
 
     def _launch(self, name: str) -> None:
         previous_record = self.find(name)
@@ -304,14 +311,17 @@ class Services:
 
             self.children[name] = child
             record = Record(
-                name, listening_socket.getsockname()[1], child.pid, start_time(child.pid) or 0
+                name=name,
+                port=listening_socket.getsockname()[1],
+                pid=child.pid,
+                since=start_time(child.pid) or 0,
             )
 
         self._write(record)
         confirm_recorded(child)
 
     def _write(self, record: Record) -> None:
-        write_atomically(self.folder / f"{record.name}.json", to_json(asdict(record)))
+        write_atomically(self.folder / f"{record.name}.json", to_json(record.model_dump()))
 
     def _command(self, name: str, fd: int) -> list[str]:
         common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
@@ -377,16 +387,17 @@ def answers(url: str, timeout: float = 2) -> bool:
         return False
 
 
-def _check_reachable(name: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
+def check_reachable(name: str, url: str) -> None:
+    """Raise an error unless something listens at the address of a service."""
+    if not url.startswith(("http://", "https://")):
         return  # MLflow also supports databases and managed services
 
     try:
+        parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         with socket.create_connection((parts.hostname or "", port), 3):
             return
-    except (OSError, ValueError) as error:  # ValueError: an invalid port
+    except (OSError, ValueError) as error:  # ValueError: an invalid host or port
         raise ERROR_TYPES[name](
             f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address"
             f" ({error}). Start the service or correct the address; unset {ADDRESS_VARIABLES[name]}"

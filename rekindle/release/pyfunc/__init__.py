@@ -18,15 +18,15 @@ from pydantic import BaseModel
 
 from argolocal.common.json_text import loads, to_json
 from rekindle.content.hashes import file_sha256
-from rekindle.content.release_files import REMEDY
-from rekindle.errors import DataError
-from rekindle.release.files import (
+from rekindle.content.release_files import (
     INPUT_EXAMPLE,
     MLFLOW_FILES,
     MLMODEL,
+    REMEDY,
     SERVING_EXAMPLE,
-    verify_release,
 )
+from rekindle.errors import DataError
+from rekindle.release.files import verify_release
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
 from rekindle.release.validation import parse

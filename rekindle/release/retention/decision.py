@@ -35,6 +35,7 @@ class Run:
     compared: bool = False
     emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
     number: int = 0
+    uid: str = ""  # of the workflow; "": unknown
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ the caller knows it, or if its mark is in the store (ownership.py). A version be
 if the store has its release.json. All other runs and versions only protect what they refer to.
 """
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -14,14 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.content.release_files import is_release
 from rekindle.errors import say
 from rekindle.mlflow_api import RequestRefused, condition, request
-from rekindle.names import ArtifactKey, ModelName, ObjectId, RunName, TaskReference, Version, show
+from rekindle.names import (
+    ArtifactKey,
+    ModelName,
+    ObjectId,
+    RunName,
+    TaskReference,
+    Version,
+    show,
+    split_address,
+)
 from rekindle.release import origin, promotion
 from rekindle.release.files import read_owner
 from rekindle.release.retention import ownership
@@ -33,6 +42,7 @@ STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
+PATTERN = re.compile(r"[*?\[{]")  # beginning of a pattern in an address
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # later runs are compared with the newest successful run with each of these tags
 # (steps/monitoring/moving_window.py)
@@ -85,7 +95,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
         for record in records:
             name = record["name"]
             recorded_run = context.runs.get(name)
-            uses = _uses(record) | _data_task(store, record["params"].get("data.source", ""))
+            uses = _uses(record) | _data_tasks_of(store, record["params"].get("data.source", ""))
             run = runs.get(name)
 
             if not recorded_run:
@@ -99,7 +109,9 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 read_tasks.update(uses)
                 continue
 
-            is_emptied = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
+            has_tag = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
+            # everybody can set the tag
+            is_emptied = has_tag and not ownership.has_artifacts(store, name)
             is_compared = record["id"] in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
             runs[name] = _combine(runs[name], run) if name in names_with_records else run
@@ -191,7 +203,7 @@ def addresses(row: Mapping[str, Any]) -> set[str]:
     finds them."""
     source = str(row.get("source") or "")
     found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
-    if urlsplit(source).scheme in ("models", "runs"):
+    if split_address(source).scheme in ("models", "runs"):
         found.add(_download_address(row["name"], row["version"]))
     return {text for address in found - {""} for text in (address, unquote(address))}
 
@@ -224,7 +236,7 @@ def _contains(address: str, prefix: str) -> bool:
 
 def _is_above(address: str, uri: str) -> bool:
     """True if an address is a folder of the bucket that contains `uri`."""
-    return urlsplit(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
+    return split_address(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
 
 
 def trials(run_id: str, run: RunName) -> list[str]:
@@ -307,7 +319,7 @@ def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     condition = f"{ANY_WORKFLOW} AND params.`data.source` LIKE '{store.uri('')}%'"
     records = _pages(ids, condition) if ids else ()
     return frozenset().union(
-        *(_data_task(store, record["params"]["data.source"]) for record in records)
+        *(_data_tasks_of(store, record["params"]["data.source"]) for record in records)
     )
 
 
@@ -369,7 +381,8 @@ def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) 
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
-    counted = tracking.BACKFILL not in record["tags"]
+    # everybody can remove the tag; marks of earlier versions do not say it
+    counted = mark.counted and tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
 
 
@@ -406,15 +419,26 @@ def _compared(records: list[dict[str, Any]]) -> set[str]:
     return {*newest.values()}
 
 
-def _data_task(store: Store, uri: str) -> frozenset[str]:
-    """Return RUN/TASK of data.source, if the data may be an artifact of an earlier run."""
-    parts = urlsplit(uri)
-    if parts.scheme != "s3" or parts.netloc != store.bucket:
+def _data_tasks_of(store: Store, uri: str) -> frozenset[str]:
+    """Return the RUN/TASK of data.source, if the data may be artifacts of an earlier run.
+
+    The data may be the whole folder of a run, also by a pattern such as `RUN/*/out`.
+    """
+    root = store.uri("")
+    if not uri.startswith(root):
         return frozenset()
-    task = TaskReference.or_none("/".join(parts.path.strip("/").split("/")[:2]))
+
+    key = uri.removeprefix(root).strip("/")
+    folders = PATTERN.split(f"{key}/")[0].split("/")[:-1]
+    task = TaskReference.or_none("/".join(folders[:2]))
     if task:
         return frozenset({task})
-    return frozenset()
+
+    run = RunName.or_none("/".join(folders))
+    if not run or not ownership.read(store, run):
+        return frozenset()
+    names = {"/".join(item.key.split("/")[:2]) for item in store.list(f"{run}/")}
+    return frozenset(name for name in names if TaskReference.matches(name))
 
 
 def _releases(
@@ -473,7 +497,7 @@ def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None)
         version=number.number,
         prefix=key.prefix,
         pipeline=run.pipeline if run else "",
-        sha256=str(tags.get(tracking.SHA256, "")),
+        sha256=owner.model_sha256 if owner else "",
         run=run.name if run else "",
         created=int(row.get("creation_timestamp", 0)) / 1000,
         # the tag alone proves nothing while the store has the files
@@ -495,7 +519,7 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
 def _object(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a file of a release; {} for anything else."""
     with suppress(ValueError):
-        value = json.loads(data)
+        value = loads(data)
         if isinstance(value, dict):
             return value
         return {}

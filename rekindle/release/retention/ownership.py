@@ -34,6 +34,7 @@ NUMBER_KEY = "run-number"  # object with the number of the last mark
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
+MAX_DIGITS = 18  # of the number of a mark
 # folders of the object store that a run of the same name does not own
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
@@ -42,8 +43,9 @@ class Mark(BaseModel):
     """The mark of a run. `number`: position in the order of the marks. `whole`: the run owns its
     whole folder.
 
-    `ended`: Unix time; None while the run is active. `run_id`: its record in MLflow; "" if the run
-    has not reported its end.
+    `ended`: Unix time; None while the run is active. `counted`: False for a run of a backfill.
+    `run_id`: its record in MLflow; "" if the run has not reported its end. `uid`: of the workflow;
+    "" if unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -55,7 +57,13 @@ class Mark(BaseModel):
     tasks: list[str] = Field(default_factory=list)
     ended: float | None = None
     succeeded: bool = False
+    counted: bool = True
     run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""
+    uid: str = ""
+
+    def is_of(self, uid: str) -> bool:
+        """False if another run of the same name has replaced the mark of the workflow `uid`."""
+        return not uid or not self.uid or self.uid == uid
 
     def owns(self, run: RunName, key: str) -> bool:
         """True if the object with this key belongs to the run."""
@@ -81,12 +89,20 @@ def store_id(store: Store) -> str:
     return store.get(STORE_ID_KEY).decode(errors="replace")
 
 
-def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bool = True) -> None:
+def begin(
+    store: Store,
+    workflow: Mapping[str, Any],
+    pipeline: str,
+    *,
+    is_first: bool = True,
+    counted: bool = True,
+) -> None:
     """Mark the folder of a run that begins or is resumed. Raises StorageError.
 
     `workflow`: the workflow with its name and its tasks. `is_first`: True if no task of the run has
     written artifacts yet. A folder with objects then belongs to somebody else, even if the name of
-    the run looks generated: a manifest may have both a name and a generateName.
+    the run looks generated: a manifest may have both a name and a generateName. `counted`: False
+    for a run of a backfill.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -114,7 +130,9 @@ def begin(store: Store, workflow: Mapping[str, Any], pipeline: str, is_first: bo
             number=_next_number(store),
             whole=whole,
             tasks=tasks,
+            counted=counted,
             run_id=own_mark.run_id,
+            uid=workflow["metadata"].get("uid") or own_mark.uid,
         )
         if _write(store, run, new_mark, etag):
             return
@@ -153,6 +171,13 @@ def read(store: Store, run: RunName) -> Mark | None:
     if mark and mark.store == store_id(store):
         return mark
     return None
+
+
+def has_artifacts(store: Store, run: RunName) -> bool:
+    """True if the store has objects that the run owns. Raises StorageError."""
+    mark = read(store, run)
+    keys = (item.key for item in store.list(f"{run}/") if item.key != key_of(run))
+    return mark is not None and any(mark.owns(run, key) for key in keys)
 
 
 def key_of(run: RunName) -> str:
@@ -197,13 +222,18 @@ def _has_objects(store: Store, run: RunName) -> bool:
 
 
 def _next_number(store: Store) -> int:
+    """Return a number above the last one, and at least the Unix time in milliseconds.
+
+    If the last number was lost, the next run would otherwise be the oldest.
+    """
     while True:
         try:
             data, etag = store.get_with_etag(NUMBER_KEY)
         except NotFound:
             data = b"0"
             etag = None
-        number = int(data) + 1 if data.isdigit() else 1
+        last = int(data) if data.isdigit() and len(data) <= MAX_DIGITS else 0
+        number = max(last + 1, int(1000 * time.time()))
         with suppress(Conflict):
             store.put(NUMBER_KEY, str(number).encode(), if_match=etag, if_absent=etag is None)
             return number

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.release_files import RECORD
+from rekindle.content.release_files import DESCRIBING, MLFLOW_FILES, RECORD
 from rekindle.mlflow_api import RequestRefused, request
-from rekindle.names import ObjectId, RunName
+from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.files import read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
@@ -88,7 +88,7 @@ def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> lis
     run = RunName(item.run.name)
 
     mark = ownership.read(store, run)
-    if not mark:
+    if not mark or not mark.is_of(item.run.uid):
         return []
 
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
@@ -106,13 +106,18 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
     to remove."""
     run = RunName(item.run.name)
     mark = ownership.read(store, run)
+    if mark and not mark.is_of(item.run.uid):
+        host.remove(run)
+        return True
+
     keys = [key for key, _ in artifacts(store, item, kept_tasks)]
     store.delete(keys)
 
     if kept_tasks:
         return bool(keys)
 
-    claims.remove(store, run)
+    if mark:
+        claims.remove(store, run)
     own_id = listing.store_id(store)
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
@@ -136,7 +141,7 @@ def delete_record(run_id: str) -> None:
     of a run with the tag tracking.REMOVED.
     """
     with suppress_missing():
-        root = urlsplit(
+        root = split_address(
             request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
                 "artifact_uri"
             ]
@@ -183,15 +188,20 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
 
 
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
-    """Remove the files of a release, release.json last: it says that the others belong to the
-    release."""
+    """Remove the files of a release, release.json last: it names the others.
+
+    Objects that others have put into its folder stay.
+    """
     record_key = f"{release.prefix}{RECORD}"
     owner = read_owner(store, release.prefix)
     if not owner or (owner.name, owner.version) != (release.model, str(release.version)):
         return
     mark = owner.model_copy(update={"removed": True})
     store.put(record_key, mark.model_dump_json().encode())
-    store.delete([key for key in keys if key != record_key])
+
+    names = owner.files.keys() | DESCRIBING | MLFLOW_FILES
+    own_keys = {f"{release.prefix}{name}" for name in names} - {record_key}
+    store.delete([key for key in keys if key in own_keys])
     store.delete([record_key])
 
 

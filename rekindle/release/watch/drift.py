@@ -10,12 +10,12 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.documents import Document, read_object
+from rekindle.content.release_files import REFERENCE, read_described, reject_other_folder
+from rekindle.documents import Document, parse, read_object
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.names import ModelName
 from rekindle.release.config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, shift
-from rekindle.release.watch.reference import REFERENCE
 from rekindle.release.watch.scores import BUCKET_BOUNDS
 from rekindle.release.watch.scrape import Counts, increments, scrape
 from rekindle.storage import NotFound, Store
@@ -67,10 +67,12 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
             " release it."
         )
 
+    key = champion.uri.rstrip("/")
+    reject_other_folder(key, store.uri(key))
+
     try:
-        reference = read_object(
-            Reference, store, f"{champion.uri.rstrip('/')}/{REFERENCE}"
-        ).model_dump()
+        data = read_described(store, key, REFERENCE)
+        reference = parse(Reference, data, store.uri(f"{key}/{REFERENCE}")).model_dump()
     except NotFound as error:
         raise DataError(
             f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again."

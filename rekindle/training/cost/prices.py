@@ -114,9 +114,7 @@ class Prices(Section):
             prices = parse_section(cls, values, "")
             prices._validate()
         except ConfigError as error:
-            raise ConfigError(
-                "\n".join(f"{origin}: {line}" for line in str(error).splitlines())
-            ) from error
+            raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
 
         return prices
 

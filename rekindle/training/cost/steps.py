@@ -1,10 +1,12 @@
 """The cost of a run as a whole: the times of its nodes, and the requests of their templates."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ConfigDict, RootModel
+
 from argolocal.view.summary import outputs, timestamp
+from rekindle.documents import parse
 from rekindle.training.cost import jobs, pods
 from rekindle.training.cost.bill import amount, money
 from rekindle.training.cost.prices import Prices
@@ -12,6 +14,12 @@ from rekindle.training.cost.prices import Prices
 # output of the step `report`: task → cost of the training, from its ledger
 TRAINING_COSTS = "training_costs"
 MAX_STEPS = 4  # number of steps that the text names
+
+
+class TrainingCosts(RootModel[dict[str, float]]):
+    """The output TRAINING_COSTS: task → cost."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def step_costs(
@@ -40,7 +48,9 @@ def step_costs(
             seconds = max(0.0, jobs.end_of(node, status) - timestamp(node["startedAt"]))
             costs[task] = costs.get(task, 0.0) + prices.pod_cost(pod, seconds)
 
-        costs.update(json.loads(outputs(node).get(TRAINING_COSTS) or "{}"))
+        recorded_costs = outputs(node).get(TRAINING_COSTS) or "{}"
+        source = f"the output {TRAINING_COSTS} of {node.get('name')}"
+        costs.update(parse(TrainingCosts, recorded_costs, source, "Run the workflow again.").root)
 
     return costs
 

@@ -1,14 +1,14 @@
 """The prices of a run and the pods of its trainings, from the run's manifest."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
 
+from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.sections import Section
-from rekindle.step import unpack
 from rekindle.training.cost import pods
 from rekindle.training.cost.pods import Manifest, Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
@@ -44,9 +44,9 @@ def recorded_manifest(workflow: Manifest) -> Manifest:
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
     try:
         if texts and texts[0]:
-            return json.loads(unpack(texts[0]))
+            return unpack_manifest(texts[0])
         return workflow
-    except ValueError:
+    except InvalidDocument:
         # a manifest that Rekindle did not render may have a parameter with this name
         return workflow
 
@@ -55,7 +55,7 @@ def prices_of(manifest: Manifest) -> Prices | None:
     """Return the prices in a recorded manifest. Raises ConfigError."""
     text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
     if text:
-        return Prices.parse(json.loads(text), ANNOTATION)
+        return Prices.parse(parse_object(text, f"the annotation {ANNOTATION}"), ANNOTATION)
     return None
 
 

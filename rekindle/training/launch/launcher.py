@@ -298,7 +298,7 @@ class Launcher:
             _report(slot.name, str(error), error.exit_code)
             fail(error)
             return self._end(error.exit_code, signals.grace())
-        fail(RekindleError(f"{slot.name} {cause}. The last time:\n{last_words}"))
+        fail(RekindleError(f"{slot.name} {cause}. The last time:", *last_words.splitlines()))
         self._end(1, signals.grace())
 
     def _classify_exit(self, slot: ProcessSlot, code: int) -> tuple[ExitKind, str, str]:
@@ -313,7 +313,7 @@ class Launcher:
 
         cause = "raised an exception" if code == WORKLOAD_ERROR else cause
         if code < 0 and last_words:
-            say(last_words)  # a crashed process could not print its last words
+            say(*last_words.splitlines())  # a crashed process could not print its last words
 
         earlier_kills = self.oom_kills
         self.oom_kills = self.cgroup.count_oom_kills()

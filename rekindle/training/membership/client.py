@@ -329,7 +329,7 @@ class Client:
             elif "refused" in message:
                 self._error = ConfigError(message["refused"])
             elif "failed" in message:
-                self._error = RunAborted(message["failed"])
+                self._error = RunAborted(*message["failed"].splitlines())
                 self._error.exit_code = message["code"]
             elif message.get("dropped") == "hung":
                 self._exit_hung()

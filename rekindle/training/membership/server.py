@@ -232,7 +232,8 @@ class Coordinator:
             self.note(**event)
 
         for text in membership.log:
-            log(text)
+            for line in text.splitlines():
+                log(line)
 
         membership.events = []
         membership.log = []

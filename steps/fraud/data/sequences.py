@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rekindle.errors import DataError
-from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.schema import UNKNOWN, Ints, firsts
+from steps.fraud.facts import read_facts
 
 LENGTH = 40  # number of transactions in a training window
 OVERLAP = 16  # number of transactions of a training window that only give context
@@ -39,19 +39,20 @@ class Rows:
     """
 
     def __init__(self, path: Path) -> None:
+        self.facts = read_facts(path)
+        self.width = len(self.facts.features)
+
         try:
-            self.facts: dict[str, Any] = dataset_facts(path)
-            self.width = len(self.facts["features"])
             names = ("times", "cards", "labels", "scenarios", "ids")
             columns = [_load_column(self._files(path, name)) for name in names]
             self.times, self.cards, self.labels, self.scenarios, self.ids = columns
             self.features, self.offsets = _map_features(self._files(path, "features"), self.width)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} is not a complete dataset ({error}). Run the step prepare again."
             ) from error
 
-        if not {len(column) for column in (*columns, self.offsets)} == {sum(self.facts["shards"])}:
+        if not {len(column) for column in (*columns, self.offsets)} == {sum(self.facts.shards)}:
             raise DataError(
                 f"{path}: the rows of its shards differ from the counts in dataset.json. Run the"
                 " step prepare again."
@@ -64,8 +65,7 @@ class Rows:
 
     def _files(self, path: Path, name: str) -> list[Path]:
         return [
-            path / "shards" / f"{name}-{number:05d}.npy"
-            for number in range(len(self.facts["shards"]))
+            path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts.shards))
         ]
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
@@ -75,7 +75,7 @@ class Rows:
 
     def boosted(self, index: Ints) -> NDArray[np.float64]:
         """Return the log-odds of fraud of the rows `index`, by gradient boosting."""
-        offset = torch.from_numpy(self.offsets[index]) + self.facts["features"].index(BOOSTED)
+        offset = torch.from_numpy(self.offsets[index]) + self.facts.features.index(BOOSTED)
         return self.features[offset].double().numpy()
 
     def overlapping(self, length: int) -> Tensor:
@@ -94,8 +94,8 @@ class TrainingWindows:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        begin = rows.facts["train_start"]
-        end = rows.facts["train_end"]
+        begin = rows.facts.train_start
+        end = rows.facts.train_end
 
         counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
         if not len(counted):

@@ -94,7 +94,7 @@ def env(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def prefix(version: str) -> str:
-    return f"releases/echo/kept-{version}/"
+    return running.prefix_of(f"kept-{version}")
 
 
 def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, Any]:

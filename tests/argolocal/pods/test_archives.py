@@ -12,6 +12,7 @@ import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import pytest
 
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.pods.artifacts import remove_directory
+from argolocal.pods.tarballs import CountedEntry, Entry, TarStream, open_tar
+from tests.effort import calls
 
 NAMES = [
     *(
@@ -417,6 +420,40 @@ def test_too_many_entries_are_refused_before_they_are_written(tmp_path: Path, pa
         sys.setprofile(None)
 
     assert len(made) <= 1001
+
+
+@pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_an_entry_is_counted_as_it_is_read(tmp_path: Path, layout: int) -> None:
+    file = tmp_path / "in.tmp"
+    kinds = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.AREGTYPE, tarfile.FIFOTYPE)
+    with tarfile.open(file, "w:gz", format=layout) as tar:
+        for size in (0, 1, 511, 512, 513, 5000):
+            tar.addfile(member(f"f{size}", size=size), io.BytesIO(bytes(size)))
+        for kind in kinds:
+            tar.addfile(member(f"k{ord(kind)}/", kind, "target"))
+        if layout != tarfile.USTAR_FORMAT:
+            tar.addfile(member("ä" * 150, size=700), io.BytesIO(bytes(700)))
+
+    def read(kind: type[Entry]) -> list[tuple[bytes, int, int]]:
+        with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:
+            stream.budget = sys.maxsize
+            return [(item.type, item.size, item.offset_data) for item in tar]
+
+    assert read(CountedEntry) == read(Entry)
+
+
+def test_an_entry_is_counted_with_fewer_calls_than_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "in.tmp"
+    with tarfile.open(file, "w:gz", compresslevel=1) as tar:
+        for number in range(1000):
+            tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
+
+    def read(kind: type[Entry]) -> None:
+        with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:
+            stream.budget = sys.maxsize
+            assert len(tar.getmembers()) == 1000
+
+    assert calls(lambda: read(CountedEntry)) < calls(lambda: read(Entry)) / 2
 
 
 def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:

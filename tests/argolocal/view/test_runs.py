@@ -1,6 +1,7 @@
 """The run that a command without a name means, and the logs of its steps."""
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from argolocal.errors import ConfigError
 from argolocal.state.journal import RunFiles
-from argolocal.view import runs
+from argolocal.view import display, runs
 
 MAIN = {"entrypoint": "main", "templates": [{"name": "main", "suspend": {}}]}
 PAUSE = {
@@ -78,3 +79,20 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
         == "report has printed nothing."
     )
     assert "line of clean" in out.getvalue() and "line of train" not in out.getvalue()
+
+
+def test_a_cell_of_a_table_is_one_line() -> None:
+    text = runs.table([{"name": "a\nb\tc\x1b[31m\u2028", "other": "x"}])
+    assert text.splitlines()[1] == r"a\nb\tc\u2028  x"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_log_that_has_no_end_is_not_copied(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "w-a.log").write_text("line\n")
+    if kind == "fifo":
+        os.mkfifo(tmp_path / "w-b.log")
+    else:
+        (tmp_path / "w-b.log").symlink_to("/dev/zero")
+    out = io.StringIO()
+    assert display.follow(tmp_path, "w", "", lambda: True, out)
+    assert out.getvalue() == "w-a | line\n"

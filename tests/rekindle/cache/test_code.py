@@ -1,6 +1,8 @@
 """The identity of a step's code covers every file that it may run, and no other."""
 
+import hashlib
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -132,7 +134,7 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
         {"rekindle/keys": "import other_library\n", "rekindle/__init__": "", "other_library": ""},
     )
     write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
-    monkeypatch.setattr(project, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
+    monkeypatch.setattr(code, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
     monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
     found = code.closure(["first"], [str(tmp_path / "project")])
     assert found.keys() == {"first", "rekindle", "rekindle.keys"}
@@ -281,3 +283,22 @@ def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
     assert code.identity(["first"]) == code.image_digest(image)
     monkeypatch.setenv(code.IMAGE, "rekindle:1")
     assert code.identity(["first"]) == local
+
+
+def test_a_source_that_python_cannot_parse_is_part_of_the_key(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import deep\n")
+    for source in ("x = " + "+".join(["1"] * 100_000), "x = " + "-" * 200_000 + "1"):
+        (tmp_path / "deep.py").write_text(source)
+        code._imports.cache_clear()
+        assert code.closure(["own"], [str(tmp_path)]).keys() == {"own", "deep"}
+
+
+def test_a_large_file_is_not_read_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        out.truncate(64 << 20)
+    tracemalloc.start()
+    digest = code._sha256(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert digest == hashlib.sha256(bytes(64 << 20)).hexdigest() and peak < 16 << 20

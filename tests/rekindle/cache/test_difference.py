@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rekindle.cache import code, difference, entries
 from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
+from rekindle.operations import reuse
 from rekindle.storage import Store
-from rekindle.view import reuse
 
 MODULE = "steps.prepare"
 
@@ -89,12 +91,15 @@ def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     # as an earlier version wrote it
     entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
-    record_code_before(s3, "unused")
+    record_code_before(s3, "0" * 64)
+    s3.put(f"{difference.FOLDER}mine.txt", b"1")
     difference.remove_unused_code(s3)
     keys = {item.key for item in s3.list(difference.FOLDER)}
     assert (
-        f"{difference.FOLDER}{facts()['code']}" in keys and f"{difference.FOLDER}unused" not in keys
+        f"{difference.FOLDER}{facts()['code']}" in keys
+        and f"{difference.FOLDER}{'0' * 64}" not in keys
     )
+    assert f"{difference.FOLDER}mine.txt" in keys, "another program has written it"
     entries.remove(s3, [entry, replace(entry, key="k2")])
 
 
@@ -103,10 +108,25 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
 ) -> None:
     try:
         store = LocalCluster(tmp_path).store()
-        record_code_before(store, "orphan")
+        record_code_before(store, "1" * 64)
         assert reuse.prune(tmp_path, keep=10_000, days=90, delete=False) == []
-        assert store.head(f"{difference.FOLDER}orphan")
+        assert store.head(f"{difference.FOLDER}{'1' * 64}")
         assert reuse.prune(tmp_path, keep=10_000, days=90, delete=True) == []
-        assert not store.head(f"{difference.FOLDER}orphan")
+        assert not store.head(f"{difference.FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"[]", b'{"files": 5, "python": "", "packages": []}', b"{"]
+)
+def test_a_list_of_files_that_is_none_names_no_file(s3: Store, content: bytes) -> None:
+    s3.put(f"{difference.FOLDER}damaged", content)
+    found = differences(s3, facts(code="damaged"), facts())
+    assert [(each.kind, each.name) for each in found] == [("code", "all files")]
+
+
+def test_an_input_that_is_nested_deep_is_compared_as_a_text(s3: Store) -> None:
+    deep = '{"a":' * 100_000
+    before = facts(inputs={"n": deep})
+    assert [each.before for each in differences(s3, before, facts(inputs={"n": "1"}))] == [deep]

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import Field
 
+from rekindle import Artifact, StepOutputs
 from rekindle.cache import entries
 from rekindle.cache.entries import Entry, Lookup
 from rekindle.errors import StorageError
@@ -161,6 +163,7 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
         {"at": "../w/prepare"},
         {"at": "w-9/prepare' == ''"},
         {"outputs": {"digest": "{{workflow.uid}}"}},
+        {"outputs": {"{{workflow.uid}}": "digest"}},
         {"outputs": {"digest": 5}},
         {"outputs": ["digest"]},
         {"artifacts": 5},
@@ -200,3 +203,56 @@ def test_an_unavailable_store_raises_no_error() -> None:
         entries.result_or_none(fail, 1) is None
         and entries.result_or_none(lambda number: number + 1, 1) == 2
     )
+
+
+class Outputs(StepOutputs):
+    dataset: Artifact
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    rows: int
+    run_id: str
+
+
+OUTPUTS = {"digest": "b" * 64, "rows": "5"}
+ARTIFACTS: dict[str, dict[str, Any]] = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
+
+
+@pytest.mark.parametrize(
+    "outputs, artifacts, reason",
+    [
+        (OUTPUTS, ARTIFACTS, ""),
+        ({"rows": "5"}, ARTIFACTS, "it lacks the output digest"),
+        (OUTPUTS, {}, "it lacks the output dataset"),
+        ({**OUTPUTS, "task": "x"}, ARTIFACTS, '"task" is not an output of the step'),
+        ({**OUTPUTS, "dataset": "x"}, ARTIFACTS, '"dataset" is not an output of the step'),
+        ({"digest": "b" * 64}, {**ARTIFACTS, "rows": ARTIFACTS["dataset"]}, "a parameter is"),
+        ({**OUTPUTS, "digest": "../x"}, ARTIFACTS, 'the output digest is "../x": it has the wrong'),
+        ({**OUTPUTS, "rows": "many"}, ARTIFACTS, 'the output rows is "many"'),
+    ],
+)
+def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
+    outputs: dict[str, str], artifacts: dict[str, Any], reason: str
+) -> None:
+    recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
+    found = entries.reason_unfit(recorded, Outputs)
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("made", 1e300),
+        ("made", 4e9),
+        ("made", -1.0),
+        ("seconds", 1e300),
+        ("seconds", -1.0),
+        ("outputs", {"digest": "a\0b"}),
+        ("outputs", {"digest": "{{workflow.name}}"}),
+    ],
+)
+def test_an_entry_with_an_impossible_value_is_not_read(s3: Store, field: str, value: Any) -> None:
+    recorded = entry("w-7/prepare")
+    s3.put("w-7/prepare/dataset/part", b"123")
+    entries.record(s3, recorded)
+    assert entries.find(s3, recorded.key) == recorded
+    entries.record(s3, replace(recorded, **{field: value}))
+    assert entries.find(s3, recorded.key) is None

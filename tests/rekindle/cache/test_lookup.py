@@ -48,7 +48,14 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     assert first.entry is None and second.reason == "the input digest is known only at run time"
-    record_run(s3, first, {"digest": "ab" * 32, "rows": "7"}, "dataset", "demo-one")
+    outputs = {
+        "digest": "ab" * 32,
+        "rows": "7",
+        "source_digest": "",
+        "warnings": "[]",
+        "unchanged": "",
+    }
+    record_run(s3, first, outputs, "dataset", "demo-one")
     _, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}

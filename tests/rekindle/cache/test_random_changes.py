@@ -48,6 +48,9 @@ CODE = {
 }
 
 
+OTHER_OUTPUTS = {"source_digest": "", "warnings": "[]", "unchanged": ""}  # of prepare
+
+
 class Demo:
     """The demo with a workload of the project; each change is one draw."""
 
@@ -124,7 +127,7 @@ class Demo:
         at = f"run-{digest[:12]}/{found.task}"
         self.store.put(f"{at}/{name}/part", b"123")
         if found.task == "prepare":
-            outputs = {"digest": digest, "rows": "7"}
+            outputs = {"digest": digest, "rows": "7", **OTHER_OUTPUTS}
         else:
             outputs = {}
         artifacts = {name: {"sha256": digest, "files": 1, "bytes": 3}}

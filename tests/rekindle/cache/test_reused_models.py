@@ -114,7 +114,10 @@ def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest
     models = {}
     for start in ("", "{{workflow.parameters.start}}"):
         with blocks.pipeline(loaded, arguments={"start": ""}) as workflow:
-            blocks.train(blocks.prepare(), **({"start": start} if start else {}))
+            if start:
+                blocks.train(blocks.prepare(), start=start)
+            else:
+                blocks.train(blocks.prepare())
         models[start] = reused_models(s3, workflow.to_dict(), "asked")["train"]
     assert models == {"": trained, "{{workflow.parameters.start}}": ""}
 

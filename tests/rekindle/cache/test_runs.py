@@ -4,11 +4,13 @@ itself."""
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle.cache import entries
 from rekindle.storage import Store
 from tests.rekindle.cli.test_cli import REKINDLE
 
@@ -125,3 +127,16 @@ def test_another_input_or_no_cache_starts_the_process_of_every_step(run_pipeline
     run_pipeline("--set", "train.seed=5")
     for settings in (["--set", "train.seed=6"], ["--set", "train.seed=5", "--no-cache"]):
         assert {step["phase"] for step in run_pipeline(*settings)["steps"]} == {"Succeeded"}
+
+
+@pytest.mark.parametrize("outputs", [{}, {"text": "it's 5", "folder": "x"}])
+def test_an_entry_that_does_not_fit_the_step_is_replaced(
+    run_pipeline: Any, s3: Store, outputs: dict[str, str]
+) -> None:
+    seed = 70 + len(outputs)
+    first = run_pipeline("--set", f"train.seed={seed}")
+    (recorded,) = [each for each in entries.entries(s3) if each.at == f"{first['workflow']}/first"]
+    entries.record(s3, replace(recorded, outputs=outputs))
+    again = run_pipeline("--set", f"train.seed={seed}")
+    assert {step["phase"] for step in again["steps"]} == {"Succeeded"}
+    assert entries.read(s3, recorded.key).outputs == {"text": f"it's {seed}"}  # type: ignore[union-attr]

@@ -117,7 +117,8 @@ def every_command(group: click.Group, above: str = "") -> Iterator[tuple[str, cl
 def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
     command = dict(every_command(commands))[name]
     text = command.get_help(click.Context(command, info_name=name))
-    examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
+    example_lines = text.partition("Example:")[2].replace("\\\n", " ")
+    examples = re.findall(r"^\s+rekindle (.*)$", example_lines, re.MULTILINE)
     assert examples and name in " ".join(examples)
 
     for example in examples:

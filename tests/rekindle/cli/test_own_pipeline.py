@@ -83,7 +83,7 @@ TESTED_ELSEWHERE = {
     "init": "tests/rekindle/test_project.py",
     "images build": "tests/rekindle/cluster/test_images.py",
     "sweep": "tests/pipelines/test_sweep.py",
-    "reproduce": "tests/rekindle/view/reproduce/test_reproduction.py",
+    "reproduce": "tests/rekindle/operations/reproduce/test_reproduction.py",
 }
 
 

@@ -261,7 +261,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
 def test_a_backfill_imports_no_file_of_the_working_directory(folder: Folder):
     folder.plant_modules(folder.root)
     program = (
-        "from pathlib import Path; from rekindle.view.history import backfill;"
+        "from pathlib import Path; from rekindle.operations import backfill;"
         " backfill._rekindle(Path('l'), 'resume')"
     )
     subprocess.run([sys.executable, "-P", "-c", program], cwd=folder.root, check=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rekindle.project import create
+from rekindle.project.template import create
 
 # the training waits until the file GO exists, so that tests can act on it
 PACED = '''
@@ -72,7 +72,7 @@ SHOP = {
     "serve": {"min_replicas": 1},
     "schedule": {"cron": "0 3 * * 1"},
 }
-SEARCH = {
+SWEEP = {
     "train": {"virtual_workers": 4, "epochs": 6, "validation": 0.1, "learning_rate": 0.02},
     "sweep": {
         **{"trials": 5, "lag": 3, "rungs": 2, "reduction": 3, "parallel": 2},
@@ -85,7 +85,7 @@ SEARCH = {
 CONFIGS = {
     "shop": SHOP | {"pipeline": "pipelines.nightly"},
     "asking": SHOP | {"pipeline": "pipelines.asking"},
-    "search": SHOP | {"pipeline": "pipelines.sweep"} | SEARCH,
+    "sweep": SHOP | {"pipeline": "pipelines.sweep"} | SWEEP,
 }
 
 

@@ -158,8 +158,8 @@ WORDS = {
     "exists": ["'a' exists already", "generateName"],
     "changed": ["was changed by another client", "try again"],
     "invalid deployment": [
-        "\n  spec.replicas: Invalid value: -1",
-        "\n  spec.template.spec.containers[0].image: Required",
+        "change spec.replicas: Invalid value: -1",
+        "; spec.template.spec.containers[0].image: Required",
         "alphanumeric character (e.g. 'my-name',  or '123-abc')",
     ],
     "wrong type": ["cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas"],

@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from rekindle.project import create
+from rekindle.project.template import create
 from tests.commands import BIN, ROOT
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))

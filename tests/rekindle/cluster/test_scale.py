@@ -9,7 +9,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-from rekindle.view import changes
+from rekindle.operations.scale import scale
 from tests.rekindle.cluster.server import ApiServer
 
 CONFIG = Path(__file__).parents[3] / "configs/digits.yaml"
@@ -39,8 +39,8 @@ def test_workers_are_multiples_of_the_gpus_of_a_pod_whatever_other_devices_it_ha
     server.put(JOBS, job)
 
     with pytest.raises(ConfigError, match=r"5 workers: .* in multiples of 2, the GPUs of a pod"):
-        changes.scale(Path("none"), cluster, "digits-a", "train", 5)
+        scale(Path("none"), cluster, "digits-a", "train", 5)
 
-    assert changes.scale(Path("none"), cluster, "digits-a", "train", 6)["before"] == 4
+    assert scale(Path("none"), cluster, "digits-a", "train", 6)["before"] == 4
     (patch,) = [body for method, _, body in server.requests if method == "PATCH"]
     assert patch == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 3}}}}

@@ -286,7 +286,10 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
 
 def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
-    server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
+    server.put(
+        f"{ARGO}/workflowtemplates",
+        {"metadata": {"name": "cards", "annotations": {SHA256: "0"}}, "spec": {}},
+    )
     workflows.unschedule(cluster, "cards")
 
     deleted = [
@@ -303,6 +306,15 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
 
     with pytest.raises(ConfigError, match="schedule cards does not exist"):
         workflows.unschedule(cluster, "cards")
+
+
+def test_unschedule_keeps_a_template_that_no_schedule_has_made(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
+    server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
+    workflows.unschedule(cluster, "cards")
+    assert set(server.objects[f"{ARGO}/workflowtemplates"]) == {"cards"}
 
 
 def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(

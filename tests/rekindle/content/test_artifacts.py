@@ -2,6 +2,7 @@
 user's own project."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from rekindle import Prepared, project, record_dataset
+from rekindle.content.artifacts import verify_artifact
 from rekindle.content.dataset import FILES, verify_dataset
 from rekindle.content.release_files import content_hash
 from rekindle.content.weights import verify_weights, weights_sha256
@@ -19,6 +21,7 @@ from rekindle.errors import DataError
 from rekindle.step import main
 from rekindle.storage import Store, file_sha256
 from rekindle.training.state import load_weights
+from tests.rekindle.serving.running import prefix_of, release
 
 READER = '''
 """Reads."""
@@ -95,10 +98,15 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
     "shards/more is not in": lambda dataset, model: (dataset / "shards/more").touch(),
     "empty of .* is missing": lambda dataset, model: (dataset / "empty").unlink(),
     "has 1 bytes, and 0 in": lambda dataset, model: (dataset / "empty").write_text("x"),
+    "linked is not a file": lambda dataset, model: (dataset / "linked").symlink_to(model),
+    "broken is not a file": lambda dataset, model: (dataset / "broken").symlink_to("nowhere"),
+    "pipe is not a file": lambda dataset, model: os.mkfifo(dataset / "pipe"),
+    "hashes of its files is missing": lambda dataset, model: (dataset / FILES).unlink(),
     "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
     "the sha256 of its fields is": lambda dataset, model: write_one_digit(
         model / "model.json", b'"heads": 4'
     ),
+    r"model\.safetensors is missing": lambda dataset, model: (model / "model.safetensors").unlink(),
     "model.json is malformed": lambda dataset, model: flip(model / "model.json", 0),
     r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
         model / "model.safetensors", -1
@@ -249,3 +257,35 @@ def test_a_dataset_is_verified_although_it_has_a_record_of_a_release(
     (dataset / "release.json").write_text("{}")
     assert run_reader() == DataError.exit_code
     assert "release.json is not in" in capfd.readouterr().err
+
+
+def test_a_dataset_with_a_link_to_a_folder_is_not_recorded(dataset: Path, tmp_path: Path) -> None:
+    (dataset / "linked").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="linked is not a file: a dataset has only files"):
+        record_dataset(dataset, Prepared(rows=3))
+
+
+RELEASE_CHANGES: dict[str, Callable[[Path], object]] = {
+    r"state/words\.txt changed since the release": lambda folder: (
+        folder / "state/words.txt"
+    ).write_text("other"),
+    r"state/more\.txt was added": lambda folder: (folder / "state/more.txt").touch(),
+    "linked was added": lambda folder: (folder / "linked").symlink_to(folder / "state"),
+    r"dataset\.json is missing": lambda folder: (folder / "dataset.json").unlink(),
+    r"release\.json is malformed": lambda folder: flip(folder / "release.json", 0),
+}
+
+
+@pytest.mark.parametrize("message", RELEASE_CHANGES)
+def test_a_step_of_ones_own_does_not_get_a_changed_release(
+    s3: Store, tmp_path: Path, message: str
+) -> None:
+    folder = tmp_path / "release"
+    prefix = prefix_of(tmp_path.name)
+    release(s3, prefix)
+    s3.download(prefix, folder)
+    verify_artifact("champion", folder, "")
+
+    RELEASE_CHANGES[message](folder)
+    with pytest.raises(DataError, match=message):
+        verify_artifact("champion", folder, "")

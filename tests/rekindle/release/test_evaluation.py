@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rekindle.content.dataset import FILES, record_files
 from rekindle.content.record import DATASET
+from rekindle.content.release_files import REFERENCE
 from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
@@ -24,7 +25,6 @@ from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.compare import read_numerics, read_predictions
 from rekindle.release.evaluation import evaluate, exclude_seen, read_examples
 from rekindle.release.examples import Examples
-from rekindle.release.watch.reference import REFERENCE
 from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from rekindle.content.artifacts import verify_artifact
+from rekindle.content.release_files import read_described
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc
-from rekindle.release.files import download, download_champion, upload
+from rekindle.release.files import commit, download, download_champion, upload
 from rekindle.storage import Store, file_sha256
-from tests.rekindle.serving.running import release
+from tests.rekindle.serving.running import prefix_of, release
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ from tests.rekindle.serving.running import release
 def test_an_incomplete_release_is_rejected(
     s3: Store, tmp_path: Path, change: dict[str, bytes | None], error: type[Exception], message: str
 ) -> None:
-    prefix = f"releases/echo/broken-{tmp_path.name}/"
+    prefix = prefix_of(f"broken-{tmp_path.name}")
     release(s3, prefix)
     for key, data in change.items():
         s3.delete([prefix + key]) if data is None else s3.put(prefix + key, data)
@@ -133,13 +135,59 @@ def test_a_champion_without_its_record_is_not_compared(
 
 
 @pytest.mark.parametrize(
-    "folder", ["raw/forged", "../releases/x", "releases/../raw/forged", "releases", ""]
+    "folder",
+    [
+        "raw/forged",
+        "../releases/x",
+        "releases/../raw/forged",
+        "releases",
+        "",
+        "releases/echo/latest",
+    ],
 )
 def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
     s3: Store, tmp_path: Path, folder: str
 ) -> None:
-    if folder == "raw/forged":
-        release(s3, "raw/forged/")
+    if folder in ("raw/forged", "releases/echo/latest"):
+        release(s3, f"{folder}/")
     for read in (download, download_champion):
         with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
             read(s3, f"{folder}/", tmp_path / "release")
+
+
+DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}
+
+
+@pytest.fixture
+def described(s3: Store, stored: str) -> str:
+    """Give a release the files that are not part of its hash; return its prefix."""
+    for name, data in DESCRIBED.items():
+        s3.put(stored + name, data)
+
+    hashes = {name: sha256(data).hexdigest() for name, data in DESCRIBED.items()}
+    record = json.loads(s3.get(f"{stored}release.json"))
+    commit(s3, stored, record | {"described": hashes})
+    return stored
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_file_outside_of_the_hash_is_verified(
+    s3: Store, tmp_path: Path, described: str, name: str
+) -> None:
+    key = described.rstrip("/")
+    assert read_described(s3, key, name) == DESCRIBED[name]
+
+    s3.put(described + name, DESCRIBED[name] + b" ")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        read_described(s3, key, name)
+    download(s3, described, tmp_path / "served")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        verify_artifact("champion", tmp_path / "served", "")
+
+
+def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, described: str) -> None:
+    record = json.loads(s3.get(f"{described}release.json"))
+    changed = record | {"provenance": {"git_sha": "0" * 40}}
+    s3.put(f"{described}release.json", json.dumps(changed).encode())
+    with pytest.raises(DataError, match=r"the sha256 of its fields is .*: it was changed"):
+        download(s3, described, tmp_path / "a")

@@ -14,22 +14,34 @@ from typing import Any
 
 import httpx
 
+from rekindle.content.release_files import content_hash
 from rekindle.storage import Store
 from tests.waiting import until
+
+
+def release_files(workload: str) -> dict[str, bytes]:
+    """Return the files of a release of `echo`."""
+    card = {"workload": workload, "sha256": sha256(b"weights").hexdigest()}
+    facts = {"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}
+
+    return {
+        "model.safetensors": b"weights",
+        "model.json": json.dumps(card).encode(),
+        "state/words.txt": b"hello",
+        "dataset.json": json.dumps(facts).encode(),
+    }
+
+
+def prefix_of(name: str, workload: str = "echo") -> str:
+    """Return the key prefix of a release, with the hash of its files."""
+    hashes = {key: sha256(data).hexdigest() for key, data in release_files(workload).items()}
+    return f"releases/{name}/{content_hash(hashes)}/"
 
 
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
     """Write a release into the store; return the sha256 of its weights."""
     digest = sha256(b"weights").hexdigest()
-    card = json.dumps({"workload": workload, "sha256": digest}).encode()
-    facts = json.dumps({"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}).encode()
-
-    files = {
-        "model.safetensors": b"weights",
-        "model.json": card,
-        "state/words.txt": b"hello",
-        "dataset.json": facts,
-    }
+    files = release_files(workload)
     for key, data in files.items():
         store.put(prefix + key, data)
 

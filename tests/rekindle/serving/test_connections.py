@@ -19,12 +19,13 @@ from tests.rekindle.serving.running import (
     Gate,
     Running,
     connect,
+    prefix_of,
     refuses_connections,
     release,
 )
 from tests.waiting import until
 
-PREFIX = "releases/echo/connections/"
+PREFIX = prefix_of("connections")
 ONE = {"id": "a"}
 BODY = b'{"instances": [{"id": "a"}]}'
 HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import PREDICT, Running, connect, release
+from tests.rekindle.serving.running import PREDICT, Running, connect, prefix_of, release
 
-PREFIX = "releases/echo/protocol/"
+PREFIX = prefix_of("protocol")
 BODY = b'{"instances": [{"id": "a"}]}'
 GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 Answers = list[tuple[int, dict[str, str], bytes]]  # status, headers and body of each answer

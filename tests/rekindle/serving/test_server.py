@@ -26,13 +26,14 @@ from tests.rekindle.serving.running import (
     PREDICT,
     Gate,
     Running,
+    prefix_of,
     refuses_connections,
     release,
 )
 from tests.waiting import until
 
 ECHO = str(Path(__file__).with_name("echo.py"))
-PREFIX = "releases/echo/server/"
+PREFIX = prefix_of("server")
 ONE = {"id": "a"}
 
 
@@ -493,16 +494,17 @@ def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
 
 
 def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
-    with Running("--model=releases/echo/nothing/") as server:
+    with Running("--model=releases/nothing/0123456789ab/") as server:
         code, log = server.end()
     assert code == 1
-    assert log.startswith(f"error: {store.uri('releases/echo/nothing/')} does not exist")
+    assert log.startswith(f"error: {store.uri('releases/nothing/0123456789ab/')} does not exist")
     assert log.count("\n") == 1
 
 
 def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
-    release(store, "releases/echo/unknown/", workload="no.such.workload")
-    with Running("--model=releases/echo/unknown/") as server:
+    prefix = prefix_of("unknown", "no.such.workload")
+    release(store, prefix, workload="no.such.workload")
+    with Running(f"--model={prefix}") as server:
         code, log = server.end()
     assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
 

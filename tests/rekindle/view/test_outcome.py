@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from argolocal.view import display
-from rekindle.view.outcome import as_json, exit_code, success
+from rekindle.operations.results import exit_code
+from rekindle.view.outcome import as_json, success
 from rekindle.view.progress import LogProgress, progress_in
 from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status, time_at
 from tests.waiting import until

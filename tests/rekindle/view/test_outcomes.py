@@ -20,7 +20,8 @@ from argolocal.state.locks import SharedLocks
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.local.cluster import LocalCluster
-from rekindle.view.outcome import as_json, exit_code
+from rekindle.operations.results import exit_code
+from rekindle.view.outcome import as_json
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PREVIOUS = "cards-aaaaaaaaaaaa-012345"

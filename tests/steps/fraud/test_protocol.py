@@ -49,7 +49,7 @@ def test_compromised_cards_are_left_out_day_by_day(small_dataset: Path):
     """The rule as in the code of the handbook: a set of compromised cards that grows each test
     day."""
     rows = Rows(small_dataset)
-    start = rows.facts["test_weeks"][0][0]
+    start = rows.facts.test_weeks[0][0]
     day = (rows.times - start) // DAY
     compromised = set(
         rows.cards[(day >= -DELAY - 7) & (day < -DELAY) & (rows.labels == 1)].tolist()
@@ -76,7 +76,7 @@ def test_test_weeks_do_not_overlap_the_training_rows(small_dataset: Path):
     weeks = judged_weeks(rows)
     assert len(weeks) == 2
     for week in weeks:
-        assert rows.times[week.rows].min() >= rows.facts["train_end"] + DELAY * DAY
+        assert rows.times[week.rows].min() >= rows.facts.train_end + DELAY * DAY
     assert not set(weeks[0].rows) & set(weeks[1].rows)
     assert not any(is_published(rows, week) for week in weeks)
 
@@ -181,7 +181,7 @@ def test_a_champion_with_other_features_is_incomparable(
 def test_a_champion_is_not_evaluated_on_its_training_rows(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
-    first, second = Rows(small_dataset).facts["test_weeks"]
+    first, second = Rows(small_dataset).facts.test_weeks
     record = json.loads((small_dataset / "dataset.json").read_text())
     champion = shutil.copytree(novice, tmp_path / "champion")
 
@@ -429,8 +429,7 @@ def test_rows_without_labels_are_not_used(
     samples = TrainingWindows(rows)
     _, labels, counted = samples.batch(torch.arange(len(samples)))
     assert (
-        labels[counted].max() == 1
-        and counted.sum() < (whole.times < whole.facts["train_end"]).sum()
+        labels[counted].max() == 1 and counted.sum() < (whole.times < whole.facts.train_end).sum()
     )
     judged = np.concatenate([week.rows for week in judged_weeks(rows)])
     assert len(judged) and not (rows.ids[judged] % 10 == 0).any()

@@ -21,7 +21,7 @@ from rekindle.storage import Store
 from steps.monitoring import drift, notify
 from tests.rekindle.hook import hook
 from tests.rekindle.serving import echo
-from tests.rekindle.serving.running import Running, release
+from tests.rekindle.serving.running import Running, prefix_of, release
 
 RANDOM = random.Random(0)
 
@@ -36,7 +36,7 @@ def model(
 ) -> Iterator[Any]:
     """A champion with a running server."""
     name = f"echo-{uuid.uuid4().hex[:6]}"
-    prefix = f"releases/{name}/ab/"
+    prefix = prefix_of(name)
     sha256 = release(s3, prefix)
     rows = ids(1000)
     record_reference(tmp_path, rows, [echo.Instance.model_validate(row) for row in rows])

@@ -47,12 +47,12 @@ def check_write(headers: Mapping[str, str], current: Meta | None) -> None:
     if none_match and current:
         raise S3Error(412, "PreconditionFailed", "If-None-Match is *, but the object exists.")
 
-    if match and not current:
+    if match is not None and not current:
         raise S3Error(
             404, "NoSuchKey", f"If-Match is {match[:80]!r}, but the object does not exist."
         )
 
-    if match and current and not _contains(match, current):
+    if match is not None and current and not _contains(match, current):
         raise S3Error(
             412,
             "PreconditionFailed",

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.multipart import MultipartRequest
+from rekindle.local.services.s3.values import is_address
 
 # headers of S3 that change the meaning of a request, so they cannot be ignored
 UNSUPPORTED_HEADERS = (
     "x-amz-bypass-governance-retention",
     "x-amz-copy-source-server-side-encryption",
+    "x-amz-expected-bucket-owner",
     "x-amz-grant-",
     "x-amz-if-match-",
     "x-amz-mfa",
     "x-amz-object-lock-",
     "x-amz-rename-source",
     "x-amz-server-side-encryption-customer-",
+    "x-amz-source-expected-bucket-owner",
     "x-amz-tagging",
     "x-amz-website-redirect-location",
     "x-amz-write-offset-bytes",
@@ -51,7 +54,17 @@ class Handler(MultipartRequest):
                 )
                 raise S3Error(501, "NotImplemented", message)
 
+        self.reject_bucket_in_host()
         self.find_route().action(self)
+
+    def reject_bucket_in_host(self) -> None:
+        """Raise S3Error for a request whose bucket is part of the host, as in data.localhost: the
+        first part of its path is not the bucket."""
+        host = self.fields.get("host", "").partition(":")[0]
+        name, _, domain = host.partition(".")
+        if domain and not is_address(host) and (domain == "localhost" or name in self.files.index):
+            message = f"the host {host[:80]!r} contains a bucket: use the path style, /BUCKET/KEY."
+            raise S3Error(501, "NotImplemented", message)
 
     def find_route(self) -> "Route":
         """Return the route of the request. Raises S3Error for a request that is not supported."""

@@ -147,6 +147,8 @@ class ObjectRequest(Request):
         return str
 
     def create_bucket(self) -> None:
+        if self.unread_bytes:
+            self.read_xml("CreateBucketConfiguration", needs_checksum=False)
         self.files.create(self.bucket)
         self.answer(200, {"Location": f"/{self.bucket}"})
 

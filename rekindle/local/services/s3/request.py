@@ -24,6 +24,11 @@ from rekindle.local.services.s3.signatures import Signature, verify
 from rekindle.local.services.s3.values import parse_target
 
 MAX_BODY_BYTES = 5 << 30
+# values of x-amz-content-sha256 for a body whose chunks are signed
+SIGNED_STREAMS = (
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
+)
 INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
@@ -202,7 +207,7 @@ class Request(BaseHTTPRequestHandler):
 
             return
 
-        if payload.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
+        if payload in SIGNED_STREAMS:
             signature = self.signature
         else:
             signature = None

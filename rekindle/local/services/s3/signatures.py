@@ -19,8 +19,9 @@ from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.values import OVERRIDES, Target, parse_integer
 
 ALGORITHM = "AWS4-HMAC-SHA256"
+SCOPE = r"\d{8}/[^/,\s]+/s3/aws4_request"  # day, region, service
 AUTHORIZATION = re.compile(
-    rf"{ALGORITHM} Credential=([^/,\s]+)/(\d{{8}}/[^/,\s]+/s3/aws4_request)\s*,"
+    rf"{ALGORITHM} Credential=([^/,\s]+)/({SCOPE})\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
 PAYLOAD = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
@@ -78,6 +79,9 @@ def verify(
         signature = query["X-Amz-Signature"]
         date = query.get("X-Amz-Date", "")
         payload = headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
+        if query.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(SCOPE, scope):
+            message = f"X-Amz-Algorithm must be {ALGORITHM}, and X-Amz-Credential a scope of s3."
+            raise S3Error(400, "AuthorizationQueryParametersError", message)
         pairs = [(name, value) for name, value in pairs if name != "X-Amz-Signature"]
     elif match := AUTHORIZATION.fullmatch(headers.get("authorization", "")):
         access_key, scope, names, signature = match.groups()

@@ -7,7 +7,6 @@ upload or the server starts.
 """
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from argolocal.common.json_text import to_json
+from rekindle.documents import Document, validate
 from rekindle.local.services.s3.format import (
     Content,
     Meta,
@@ -34,6 +34,15 @@ MIN_PART_BYTES = 5 << 20
 UPLOAD_LIFE_S = 7 * 86400.0  # an upload ends this long after its start
 RECORD = "upload.json"
 Write = Callable[[Iterator[Any], Callable[[int], Content]], Path]
+
+
+class UploadRecord(Document):
+    """The content of RECORD."""
+
+    bucket: str
+    key: str
+    headers: dict[str, str]
+    started: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +85,11 @@ class Uploads:
         # names in the order of their start, because S3 lists uploads in that order
         name = f"{int(now * 1e6):016x}{secrets.token_hex(8)}"
         upload = Upload(name, bucket, key, headers, now)
-        record = {"bucket": bucket, "key": key, "headers": headers, "started": now}
+        record = UploadRecord(bucket=bucket, key=key, headers=headers, started=now)
 
         folder = self._folder(upload)
         folder.mkdir()
-        (folder / "new").write_text(to_json(record))
+        (folder / "new").write_text(to_json(record.model_dump()))
         os.replace(folder / "new", folder / RECORD)
 
         return upload
@@ -174,27 +183,29 @@ class Uploads:
 
         stored = {"ETag": meta["etag"], **meta["headers"]}
         for name, value in {"ETag": part.etag, **part.checksums}.items():
-            if stored.get(name, value) != value:
+            if stored.get(name) != value:
                 file.close()
                 raise S3Error(
                     400,
                     "InvalidPart",
-                    f"the {name} of part {part.number} is {stored[name]}, not {value}.",
+                    f"the {name} of part {part.number} is {stored.get(name)}, not {value}.",
                 )
 
         return file, meta
 
     def _read(self, folder: Path) -> Upload | None:
         try:
-            record = json.loads((folder / RECORD).read_text())
-            # an earlier version did not record the time
-            if "started" in record:
-                started = record["started"]
-            else:
-                started = _change_time(folder)
-            return Upload(folder.name, record["bucket"], record["key"], record["headers"], started)
-        except (OSError, ValueError, KeyError, TypeError):
+            record = validate(UploadRecord, (folder / RECORD).read_bytes())
+        except (OSError, ValueError):
             return None
+
+        # an earlier version did not record the time
+        if record.started is None:
+            started = _change_time(folder)
+        else:
+            started = record.started
+
+        return Upload(folder.name, record.bucket, record.key, record.headers, started)
 
     def _folder(self, upload: Upload) -> Path:
         return self.folder / upload.id

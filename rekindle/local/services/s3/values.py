@@ -99,7 +99,7 @@ def decode(text: str) -> str:
 def check_bucket(name: str) -> None:
     """Raise S3Error if S3 does not allow the name for a bucket."""
     has_reserved_part = name.startswith(RESERVED_PREFIXES) or name.endswith(RESERVED_SUFFIXES)
-    if not BUCKET.fullmatch(name) or has_reserved_part or _is_address(name):
+    if not BUCKET.fullmatch(name) or has_reserved_part or is_address(name):
         message = (
             f"{name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name that S3"
             " reserves."
@@ -189,7 +189,7 @@ def parse_date(text: str | None) -> datetime | None:
     """Return the time of a header; None for a date that HTTP says to ignore."""
     try:
         date = parsedate_to_datetime(text or "")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo:
         return date
@@ -271,7 +271,8 @@ def children(element: ElementTree.Element) -> Mapping[str, str]:
     return texts
 
 
-def _is_address(name: str) -> bool:
+def is_address(name: str) -> bool:
+    """Return True for an address of IPv4."""
     try:
         IPv4Address(name)
     except ValueError:

@@ -386,6 +386,17 @@ def test_a_module_without_a_workload_is_a_pipeline_or_another_file(
         load_config(tmp_path / "own.py", environment={})
 
 
+@pytest.mark.parametrize(
+    "query", ["X-Amz-Expires=9&X-Amz-Signature=hunter2", "sig=hunter2", "a=1&access_token=hunter2"]
+)
+def test_a_signed_url_is_refused_and_not_repeated(query: str) -> None:
+    demo = project.REFERENCE / "configs/demo.yaml"
+    with pytest.raises(ConfigError, match=r"data\.source is a URL with a .* signature") as caught:
+        load_config(demo, [f"data.source=s3://bucket/x.csv?{query}"], {})
+    assert "hunter2" not in str(caught.value)
+    load_config(demo, ["data.source=s3://bucket/x.csv?page=1&sign=2"], {})
+
+
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     demo = project.REFERENCE / "configs/demo.yaml"
     source = "data.source=s3://KEY:hunter2@bucket/x"

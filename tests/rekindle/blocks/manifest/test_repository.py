@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from rekindle.blocks.manifest.provenance import git_sha
 from rekindle.errors import ConfigError
-from rekindle.view.reproduce.checkout import check_out, find_commit
+from rekindle.operations.reproduce.checkout import check_out, find_commit
 from tests.rekindle.cli.stranger import Folder, git
 
 
@@ -89,6 +90,89 @@ def test_a_fifo_or_a_device_in_the_repository_does_not_block(repository: Path, n
         file.unlink(missing_ok=True)
         make()
         assert git_sha() in ("", head_of_main(repository), f"{head_of_main(repository)}-dirty")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "refs/heads/main",
+        "objects/pack/multi-pack-index",
+        "objects/info/commit-graph",
+        "objects/info/commit-graphs/commit-graph-chain",
+        "reftable/tables.list",
+        "../.gitattributes",
+        "../folder/.gitattributes",
+        "../inner/.git/HEAD",
+        "../inner/.git/commondir",
+        "../inner/.git/refs/heads/main",
+        "../inner/.git/config",
+    ],
+)
+def test_a_repository_that_git_would_wait_for_is_not_read(
+    repository: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    (repository / "folder").mkdir()
+    (repository / "folder/file").write_text("")
+    git(repository, "init", "-q", "-b", "main", "inner")
+    git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "three")
+    assert git_sha() == head(repository)
+
+    file = repository / ".git" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    assert git_sha() == ""
+    assert "regular file" in capsys.readouterr().err or name.endswith("HEAD")
+
+
+def test_a_reference_without_an_end_is_not_read(repository: Path):
+    (repository / ".git/refs/heads/main").unlink()
+    (repository / ".git/refs/heads/main").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="refs/heads/main is a link"):
+        find_commit("HEAD")
+
+
+def test_an_object_of_many_gigabytes_is_not_unpacked(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+):
+    name = "ab" * 20
+    folder = repository / ".git/objects/ab"
+    folder.mkdir()
+    (folder / name[2:]).write_bytes(zlib.compress(b"commit %d\0" % (3 << 30)))
+    (repository / ".git/refs/heads/main").write_text(f"{name}\n")
+    assert git_sha() == ""
+    assert "Out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_a_change_of_a_file_that_git_is_told_not_to_look_at_is_noticed(repository: Path, flag: str):
+    git(repository, "update-index", flag, "file")
+    assert git_sha() == head(repository)
+    (repository / "file").write_text("three\n")
+    assert git_sha() == f"{head(repository)}-dirty"
+
+
+def test_settings_of_the_repository_do_not_hide_a_change(repository: Path):
+    for name, value in {"core.trustctime": "false", "core.checkstat": "minimal"}.items():
+        git(repository, "config", name, value)
+    file = repository / "file"
+    change_stat(file)
+    git(repository, "update-index", "--refresh")
+
+    # the new file is another inode, but has the size and the time of the old one
+    (repository / "new").write_text("TWO\n")
+    (repository / "new").rename(file)
+    change_stat(file)
+    assert git_sha() == f"{head(repository)}-dirty"
+
+
+def test_a_staged_submodule_is_a_change(repository: Path):
+    git(repository, "init", "-q", "-b", "main", "inner")
+    git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
+    git(repository, "add", "inner")
+    assert git_sha() == f"{head(repository)}-dirty"
 
 
 def head_of_main(folder: Path) -> str:
@@ -284,6 +368,6 @@ def test_objects_behind_a_link_are_not_read(repository: Path, tmp_path: Path, pa
         shutil.rmtree(linked)
     linked.symlink_to(other / ".git/objects" / part)
     with pytest.raises(
-        ConfigError, match=rf"objects/?{part} is a link to objects outside of the repository"
+        ConfigError, match=rf"objects/?{part} is a link to files outside of the repository"
     ):
         find_commit("HEAD")

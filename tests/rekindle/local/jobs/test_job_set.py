@@ -15,13 +15,13 @@ from argolocal.controllers.base import Controller
 from rekindle import project
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.settings import ClusterConfig
+from rekindle.demo.training import DemoCluster
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.job_set import JobSets
 from rekindle.local.jobs.training_job import TrainingJobs, condition
 from rekindle.storage import Store
 from rekindle.training.spec import TrainConfig
-from rekindle.view.demo.recording import DemoCluster
 from tests import polling
 from tests.rekindle.training.crew import ROOT, SECRET, flags, provide
 from tests.waiting import until

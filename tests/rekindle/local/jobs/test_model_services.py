@@ -15,7 +15,7 @@ from rekindle.cli.inputs import Source
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import allow_any_port, may_use_any_port
-from rekindle.view.foreground import run
+from rekindle.view.foreground import create_run
 from tests.argolocal.running import execute
 
 
@@ -119,18 +119,15 @@ def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
     workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
     when = {"when": "{{= workflow.parameters.backfill != 'true' }}"}  # as the gate of a pipeline
     workflow["spec"]["templates"][0]["dag"]["tasks"][0].update(when)
-    assert run(tmp_path, workflow, {"backfill": "true"}, as_json=False, ask=False) == 0
+    assert create_run(tmp_path, workflow, {"backfill": "true"}).run(as_json=False, ask=False) == 0
     with pytest.raises(ConfigError, match=f"port {taken}"):
-        run(tmp_path, workflow, {}, as_json=False, ask=False)
+        create_run(tmp_path, workflow, {})
 
 
 @pytest.mark.parametrize(("sets", "any_port"), [((), True), (("serve.port=8123",), False)])
 def test_a_run_here_may_use_any_port_unless_the_user_has_chosen_one(
     sets: tuple[str, ...], any_port: bool
 ) -> None:
-    source = Source(project.REFERENCE / "configs/sweep.yaml", sets)
-    workflow, _ = source.manifests(to_run_here=True)
-    assert may_use_any_port(workflow) == any_port
-    assert not may_use_any_port(source.manifests()[0]), (
-        "the manifest for a cluster has no such permission"
-    )
+    manifests = Source(project.REFERENCE / "configs/sweep.yaml", sets).manifests()
+    assert may_use_any_port(manifests.main_for_this_machine()) == any_port
+    assert not may_use_any_port(manifests.main), "the manifest for a cluster has no such permission"

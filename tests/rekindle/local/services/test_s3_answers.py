@@ -15,9 +15,12 @@ from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.rekindle.local.services.endpoint import Endpoint
+from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 
 TARGET = {"Bucket": "data", "Key": "target"}
 
@@ -793,3 +796,86 @@ def test_a_copy_has_the_checksum_that_its_request_asks_for(endpoint: Endpoint) -
     assert "ChecksumCRC32" not in found
     refused = {"x-amz-copy-source": "data/plain", "x-amz-checksum-algorithm": "CRC32C"}
     assert send(endpoint, "PUT", "/data/target", b"", refused)[:2] == (501, "NotImplemented")
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2020 99999999999999999999:00:00 GMT",
+        "Mon, 01 Jan 2020 00:00:00 +99999999999999999999",
+    ],
+)
+def test_a_date_that_no_calendar_has_is_ignored(endpoint: Endpoint, date: str) -> None:
+    assert code(endpoint, "GET", "/data/a", If_Modified_Since=date) == (200, "")
+    condition = {"x_amz_copy_source_if_unmodified_since": date}
+    answer = code(endpoint, "PUT", "/data/dated", b"", x_amz_copy_source="/data/a", **condition)
+    assert answer == (200, "")
+
+
+def test_an_empty_condition_protects_an_object(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="kept", Body=b"old")
+    assert code(endpoint, "PUT", "/data/kept", b"new", If_Match="")[0] == 412
+    assert code(endpoint, "DELETE", "/data/kept", If_Match="")[0] == 412
+    body = b"<Delete><Object><Key>kept</Key><ETag></ETag></Object></Delete>"
+    md5 = base64.b64encode(hashlib.md5(body).digest()).decode()
+    assert (
+        b"<Code>PreconditionFailed"
+        in send(endpoint, "POST", "/data?delete", body, {"Content-MD5": md5})[2]
+    )
+    assert endpoint.client.get_object(Bucket="data", Key="kept")["Body"].read() == b"old"
+
+
+@pytest.mark.parametrize("host", ["data.localhost", "other.localhost", "data.s3.example.com"])
+def test_a_bucket_in_the_host_creates_no_bucket(endpoint: Endpoint, host: str) -> None:
+    signer = S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1")
+    request = AWSRequest("PUT", f"http://{host}/object", headers={"Host": host})
+    signer.add_auth(request)
+    status, answer = endpoint.send("PUT", "/object", dict(request.headers.items()))
+    assert (status, b"use the path style" in answer) == (501, True)
+    assert code(endpoint, "HEAD", "/object")[0] == 404
+
+
+def test_a_body_that_is_no_configuration_creates_no_bucket(endpoint: Endpoint) -> None:
+    assert code(endpoint, "PUT", "/new-bucket", b"content of an object") == (400, "MalformedXML")
+    assert code(endpoint, "HEAD", "/new-bucket")[0] == 404
+    configuration = b"<CreateBucketConfiguration/>"
+    assert code(endpoint, "PUT", "/new-bucket", configuration) == (200, "")
+
+
+def test_a_checksum_that_a_part_does_not_have_is_refused(endpoint: Endpoint) -> None:
+    client = endpoint.client
+    upload = {"Bucket": "data", "Key": "parts", "UploadId": ""}
+    upload["UploadId"] = client.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
+    etag = client.upload_part(**upload, PartNumber=1, Body=b"1")["ETag"]
+    part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag>%s</Part>"
+    path = f"/data/parts?uploadId={upload['UploadId']}"
+    for claim in ("<ChecksumSHA256>AAAA</ChecksumSHA256>", "<ChecksumX>AAAA</ChecksumX>"):
+        body = f"<CompleteMultipartUpload>{part % claim}</CompleteMultipartUpload>".encode()
+        assert code(endpoint, "POST", path, body) == (400, "InvalidPart")
+    body = f"<CompleteMultipartUpload>{part % ''}</CompleteMultipartUpload>".encode()
+    assert code(endpoint, "POST", path, body) == (200, "")
+
+
+def test_an_owner_that_the_server_does_not_know_is_refused(endpoint: Endpoint) -> None:
+    assert code(endpoint, "GET", "/data/a", x_amz_expected_bucket_owner="1")[0] == 501
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("X-Amz-Algorithm=AWS4-HMAC-SHA256", "X-Amz-Algorithm=AWS4-HMAC-MD5"),
+        ("X-Amz-Algorithm=AWS4-HMAC-SHA256&", ""),
+        ("%2Fs3%2Faws4_request", "%2Fiam%2Faws4_request"),
+        ("%2Fus-east-1%2Fs3%2Faws4_request", ""),
+    ],
+)
+def test_a_url_that_is_signed_for_another_service_is_refused(
+    endpoint: Endpoint, change: tuple[str, str]
+) -> None:
+    client = endpoint.connect(signature_version="s3v4")
+    url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})
+    path = url.removeprefix(endpoint.url)
+    assert endpoint.send("GET", path, {})[0] == 200 and change[0] in path
+    status, answer = endpoint.send("GET", path.replace(*change), {})
+    assert (status, b"AuthorizationQueryParametersError" in answer) == (400, True)

@@ -81,8 +81,8 @@ def test_trees_separate_frauds_in_a_rare_tail_of_a_feature() -> None:
 
 def test_the_boosted_feature_is_better_than_chance_on_test_rows(small_dataset: Path) -> None:
     rows = Rows(small_dataset)
-    later = np.flatnonzero(rows.times >= rows.facts["test_weeks"][0][0])
+    later = np.flatnonzero(rows.times >= rows.facts.test_weeks[0][0])
     assert (
         average_precision(rows.boosted(later), rows.labels[later]) > 5 * rows.labels[later].mean()
     )
-    assert rows.facts["features"][-1] == BOOSTED
+    assert rows.facts.features[-1] == BOOSTED

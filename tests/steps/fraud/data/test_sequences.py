@@ -41,8 +41,8 @@ def counted_rows(windows: TrainingWindows) -> np.ndarray:
 
 def test_every_training_transaction_counts_once(windows: TrainingWindows):
     rows = windows.rows
-    begin = rows.facts["first_time"]
-    end = rows.facts["train_end"]
+    begin = rows.facts.first_time
+    end = rows.facts.train_end
     begin += min(14 * DAY, (end - begin) // 4)
     expected = np.flatnonzero((rows.times >= begin) & (rows.times < end))
     np.testing.assert_array_equal(np.sort(counted_rows(windows)), expected)
@@ -61,7 +61,7 @@ def test_a_counted_transaction_has_enough_context_of_its_own_card(windows: Train
 def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(
     windows: TrainingWindows, small_dataset: Path
 ):
-    assert len(windows.rows.facts["shards"]) >= 2, "the test must cross shards"
+    assert len(windows.rows.facts.shards) >= 2, "the test must cross shards"
 
     def load(name: str) -> np.ndarray:
         files = sorted((small_dataset / "shards").glob(f"{name}-*"))

@@ -1,0 +1,95 @@
+"""Check tags in the fields of a spec besides its templates. Argo's validation does not read these
+fields: a tag that has no value there remains in the text, so each finding is a warning.
+
+Source: substituteGlobalVariables, substituteParamsInVolumes, substitutePodParams,
+processPodSpecPatch and SubstituteParams (Argo 4.0.7).
+"""
+
+from collections.abc import Iterable
+
+from argolocal.manifest import tag_scope
+from argolocal.manifest.tag_scope import Names, Nodes, Scope
+from argolocal.validate import tag_rules
+from argolocal.validate.workflow_facts import Manifest, WorkflowFacts
+
+# fields that are copied into each pod, where the inputs of the pod's template have a value
+POD_FIELDS = (
+    "affinity",
+    "dnsConfig",
+    "hostAliases",
+    "imagePullSecrets",
+    "nodeSelector",
+    "podMetadata",
+    "podPriorityClassName",
+    "schedulerName",
+    "securityContext",
+    "serviceAccountName",
+    "tolerations",
+    "volumes",
+)
+# fields that become parts of a template, in which all tags of the template have a value
+TEMPLATE_FIELDS = ("arguments", "hooks", "podSpecPatch", "templateDefaults")
+ITEM_TAGS = ("item", "tasks.name", "steps.name")
+
+
+class SpecScopes:
+    """The scopes of the fields of a spec; `global_names`: tags that have a value in all fields."""
+
+    def __init__(self, facts: WorkflowFacts, global_names: Iterable[str]) -> None:
+        templates = facts.templates
+        inputs = {
+            tag
+            for template in templates.values()
+            for tag in tag_scope.declared_tags("inputs", template)
+        }
+        paths = {tag for template in templates.values() for tag in tag_scope.path_tags(template)}
+
+        self.everywhere = Names(global_names)
+        self.in_pods = Names({"pod.name", *inputs})
+        self.in_templates = Names({"outputs", *paths, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
+        self.nodes = Names(_node_tags(templates))
+
+    def scope(self, field: str) -> Scope:
+        """Return the scope of a field of the spec."""
+        layers = [self.everywhere]
+        if field in (*POD_FIELDS, *TEMPLATE_FIELDS):
+            layers.append(self.in_pods)
+        if field in ("volumes", *TEMPLATE_FIELDS):
+            layers.append(self.nodes)
+        if field in TEMPLATE_FIELDS:
+            layers.append(self.in_templates)
+        return Scope(tuple(layers))
+
+
+def check_tags(facts: WorkflowFacts, field: str, path: str, text: str, scope: Scope) -> None:
+    """Warn about tags that have no value in the text of a field."""
+    use = tag_rules.Use(is_validated=False, is_used=False)
+    tags = tag_rules.TAG.findall(text)
+    if field == "arguments":
+        # the tags workflow.* of an argument are checked with the templates that read it
+        tags = [tag for tag in tags if not tag.strip().startswith("workflow.")]
+
+    complete_tags = " ".join(f"{{{{{tag}}}}}" for tag in tags)
+    tag_rules.check_text(facts.findings, path, complete_tags, scope, use)
+
+    for tag in {tag.strip() for tag in tags}:
+        if tag in tag_rules.ATTEMPT_TAGS and field not in TEMPLATE_FIELDS:
+            message = "only templates have a value for it: move it to a template, or remove it."
+            facts.warn(path, "tag", f"{{{{{tag}}}}}: {message}")
+
+
+def _node_tags(templates: dict[str, Manifest]) -> set[str]:
+    """Return the tags of all tasks and steps of the templates."""
+    tags = set[str]()
+
+    for template in templates.values():
+        tasks = (template.get("dag") or {}).get("tasks") or []
+        steps = [step for group in template.get("steps") or [] for step in group]
+
+        for kind, callers in (("tasks", tasks), ("steps", steps)):
+            by_name = {str(caller.get("name")): caller for caller in callers}
+            nodes = Nodes(kind, by_name, templates)
+            for name in by_name:
+                tags.update(f"{kind}.{name}.{tag}" for tag in nodes.tags_of(name).names)
+
+    return tags

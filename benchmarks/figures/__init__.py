@@ -1,0 +1,1 @@
+"""The list of all benchmarks, and the page with their figures."""

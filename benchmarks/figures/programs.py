@@ -1,0 +1,83 @@
+"""All benchmarks, with the flags that make each as short as possible: such a run shows only that
+the program works."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSED = 1  # exit code of a benchmark if a limit is missed
+CLUSTER = "a cluster"
+DATA = "the published data of the Fraud Detection Handbook"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A benchmark.
+
+    `smallest`: flags of its shortest run. `slow`: this run takes more than 15 seconds.
+    `needs`: what the whole benchmark needs in addition to this machine, or "".
+    """
+
+    name: str
+    smallest: tuple[str, ...] = ()
+    slow: bool = False
+    needs: str = ""
+
+
+WORLD = "simulate://7?cards=100&terminals=200&days=183&start=2018-04-01"
+
+PROGRAMS = (
+    Program("benchmarks.startup", ("--runs=1",)),
+    Program("benchmarks.runner", slow=True),
+    Program("benchmarks.lint", ("--runs=1", "--tasks=20")),
+    Program("benchmarks.prepare", ("--cards=100", "--repeats=1")),
+    Program("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
+    Program("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick")),
+    Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
+    Program(
+        "benchmarks.loading",
+        ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"),
+        slow=True,
+    ),
+    Program("benchmarks.scale", ("--members=8", "--runs=2")),
+    Program("benchmarks.serving", ("--models", "digits", "--seconds=0.5"), slow=True),
+    Program("benchmarks.flood", ("--seconds=0.5",), slow=True),
+    Program("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),
+    Program(
+        "benchmarks.commands.reproduce", ("configs/digits.yaml", "--set=train.epochs=1"), slow=True
+    ),
+    Program("benchmarks.release.traffic", slow=True),
+    Program("benchmarks.release.canary", ("--runs=1", "--kinds", "good"), slow=True),
+    Program("benchmarks.release.retention", ("--runs=13",), slow=True),
+    Program("benchmarks.release.pairs", ("--pairs=1", "--minutes=2", "--rollbacks=1"), slow=True),
+    Program("benchmarks.workloads.worlds", ("--world=testers", "--set=train.epochs=1"), slow=True),
+    Program(
+        "benchmarks.workloads.handbook",
+        (f"--source={WORLD}", "--set=train.epochs=1"),
+        slow=True,
+        needs=DATA,
+    ),
+    Program(
+        "benchmarks.sweep.halving",
+        (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"),
+        slow=True,
+        needs=DATA,
+    ),
+    Program("benchmarks.cluster", needs=CLUSTER),
+)
+
+
+def run(program: Program, flags: Sequence[str]) -> list[dict[str, Any]]:
+    """Run a benchmark and return its figures. Raises RuntimeError if the run fails."""
+    command = [sys.executable, "-m", program.name, "--json", *flags]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode not in (0, MISSED) or not process.stdout:
+        raise RuntimeError(
+            f"{' '.join(command)} ended with exit code"
+            f" {process.returncode}:\n{process.stderr[-3000:]}"
+        )
+
+    return json.loads(process.stdout)["bars"]

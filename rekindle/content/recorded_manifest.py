@@ -1,0 +1,74 @@
+"""The manifest that a run records in its parameter `manifest`, as a type that only a valid manifest
+has.
+
+    manifest = unpack_manifest(parameter)       # raises InvalidDocument
+"""
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from argolocal.common.json_text import loads
+from rekindle.documents import Document, InvalidDocument, parse
+from rekindle.step import unpack
+
+SOURCE = "the parameter `manifest` of the run"
+
+
+class _Object(Document):
+    model_config = ConfigDict(extra="allow")
+
+
+class Parameter(_Object):
+    name: str
+
+
+class Arguments(_Object):
+    parameters: list[Parameter] | None = None
+
+
+class Task(_Object):
+    name: str
+
+
+class Dag(_Object):
+    tasks: list[Task] | None = None
+
+
+class Template(_Object):
+    name: str
+    dag: Dag | None = None
+
+
+class Spec(_Object):
+    arguments: Arguments | None = None
+    templates: list[Template] | None = None
+
+
+class Metadata(_Object):
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class Manifest(_Object):
+    """The parts of a workflow that the readers of a recorded manifest use."""
+
+    metadata: Metadata = Field(default_factory=Metadata)
+    spec: Spec
+
+
+def unpack_manifest(parameter: str) -> dict[str, Any]:
+    """Return the manifest in the parameter; {} for an empty parameter. Raises InvalidDocument."""
+    if not parameter:
+        return {}
+    try:
+        text = unpack(parameter)
+    except ValueError as error:
+        raise InvalidDocument(f"{SOURCE} is malformed: {error}. Submit the run again.") from None
+    return parse_manifest(text)
+
+
+def parse_manifest(text: str) -> dict[str, Any]:
+    """Return the manifest of a JSON text. Raises InvalidDocument."""
+    parse(Manifest, text, SOURCE, "Submit the run again.")
+    return loads(text)

@@ -1,0 +1,167 @@
+"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9`
+loses nothing.
+
+The models of such runs are evaluated and recorded, but never released: the gate reads the parameter
+`backfill`.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import homes
+from argolocal.common.files import write_atomically
+from argolocal.common.json_text import to_json
+from argolocal.common.processes import python
+from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.state.journal import RunFiles
+from rekindle.blocks.manifest.render import manifest_sha256
+from rekindle.cluster import workflows
+from rekindle.cluster.api import Cluster
+from rekindle.cluster.errors import ApiError
+from rekindle.errors import ConfigError
+from rekindle.operations.missed_runs import MissedRun
+
+POLL_INTERVAL_S = 0.5
+CLUSTER_POLL_INTERVAL_S = 5.0
+FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
+
+
+def backfill(
+    missed_runs: Iterable[MissedRun],
+    execute: Callable[[MissedRun], dict[str, Any]],
+    parallel: int,
+    log: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Execute the runs, `parallel` at a time; return a row per run, in order. A failure does not
+    stop other runs."""
+
+    def run_one(run: MissedRun) -> dict[str, Any]:
+        log(f"{run.name} is the run of {run.time:%Y-%m-%d %H:%M} UTC")
+        row = run.row(execute(run))
+        log(f"{run.name} {row['phase']} {row['gate'] or ''}".rstrip())
+        return row
+
+    with ThreadPoolExecutor(parallel) as pool:
+        futures = [pool.submit(run_one, run) for run in missed_runs]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, Any]:
+    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it
+    cannot start."""
+    files = RunFiles(home, run.name)
+    homes.make(home)
+    (home / FOLDER).mkdir(exist_ok=True)
+    log = home / FOLDER / f"{run.name}.log"
+    is_tried = False
+
+    while True:
+        # another backfill runs it, or a killed backfill has left it running
+        if files.runner():
+            time.sleep(POLL_INTERVAL_S)
+            continue
+
+        is_created = (files.root / "manifest.yaml").exists()
+        # the name has only the start of the hash
+        if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
+            raise ConfigError(
+                f"{run.name} belongs to another config: remove the run (`rekindle prune`), or"
+                " change the name."
+            )
+
+        status = files.load()[0]
+        if is_created and (is_tried or status.get("phase") == "Succeeded"):
+            return status
+
+        if is_tried:
+            raise ConfigError(
+                f"{run.name} did not start."
+                f" {log.read_text().splitlines()[-1].removeprefix('error: ')}"
+            )
+
+        if is_created:
+            arguments = ["resume", run.name]
+        else:
+            arguments = _first_run(home, manifest, run)
+        _rekindle(log, *arguments)
+
+        # else another backfill has started the run at the same time
+        is_tried = not files.runner()
+
+
+def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
+    """Write the manifest of a missed run, and return the command that runs it."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
+    file = home / FOLDER / f"{run.name}.json"
+    write_atomically(file, to_json(manifest | {"metadata": metadata | {"name": run.name}}))
+
+    pairs = [f"{name}={value}" for name, value in run.parameters.items()]
+    return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
+
+
+def _manifest_hash(workflow: dict[str, Any]) -> str:
+    parameters = workflow["spec"]["arguments"]["parameters"]
+    return next(
+        str(parameter.get("value"))
+        for parameter in parameters
+        if parameter["name"] == "manifest_hash"
+    )
+
+
+def _rekindle(log: Path, *arguments: str) -> None:
+    command = python("-m", "rekindle", *arguments, "--yes", "-o", "json")
+    with log.open("ab") as out:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+
+
+def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str, Any]:
+    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError,
+    ApiError."""
+    try:
+        existing = cluster.find(workflows.WORKFLOWS, run.name)
+        if not existing:
+            workflow = workflows.scheduled_workflow(cluster, schedule, run.parameters)
+            workflow["metadata"]["name"] = run.name
+            workflows.submit(cluster, workflow)
+        elif (existing.get("status") or {}).get("phase") in FAILED:
+            workflows.resume(cluster, run.name)
+    except (ApiError, ConfigError):
+        # another backfill may have submitted or resumed the run at the same time
+        existing = cluster.find(workflows.WORKFLOWS, run.name)
+        if not existing or (existing.get("status") or {}).get("phase") in FAILED:
+            raise
+
+    while True:
+        status = workflows.read(cluster, run.name).get("status") or {}
+        if status.get("phase") in COMPLETED:
+            return status
+        time.sleep(CLUSTER_POLL_INTERVAL_S)
+
+
+def select_executor(
+    home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None
+) -> Any:
+    """Return the function that starts or resumes a missed run.
+
+    Raises ConfigError if the schedule on the cluster has another config.
+    """
+    if not cluster:
+        return partial(run_here, home, manifest)
+
+    annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
+    if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
+        raise ConfigError(
+            f"the schedule {schedule} on the cluster has another config: apply the given config"
+            " with `rekindle schedule CONFIG` first, or give the config of the schedule."
+        )
+
+    return partial(run_on_cluster, cluster, schedule)

@@ -1,0 +1,175 @@
+"""Compares the pods of a run with a cluster: nodes, ResourceQuotas of the namespace, quotas of
+Kueue.
+
+Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue and Cohort (v1beta2; v1beta1 has
+other names for the cohort).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from rekindle.cluster.api import Cluster, Object, Resource
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.nodes import amounts, excess, find_obstacle, read_nodes
+from rekindle.cluster.queue import VERSIONS, list_objects
+from rekindle.operations.plan.resources import totals
+from rekindle.training.cost.pods import Replicas, number
+
+QUOTAS = Resource("v1", "resourcequotas")
+
+
+def find_shortages(
+    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+) -> list[str]:
+    """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
+    `pods`: by task."""
+    lines: list[str] = []
+    for compare in (_nodes, _quotas, _queues):
+        try:
+            lines += compare(cluster, pods, peak)
+        except ApiError as error:
+            subject = compare.__name__.strip("_")
+            lines.append(f"not compared with the {subject} of the cluster: {error}")
+
+    return list(dict.fromkeys(lines))
+
+
+def _nodes(
+    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+) -> Iterator[str]:
+    nodes = read_nodes(cluster, with_pods=False)
+    for task, replicas in pods.items():
+        for pod in (item.pod for item in replicas):
+            obstacle = find_obstacle(nodes, pod)
+            if obstacle:
+                yield f"{task}: {obstacle.text}"
+
+    capacity: dict[str, float] = {}
+    for node in nodes:
+        for name, value in node.allocatable.items():
+            capacity[name] = capacity.get(name, 0.0) + value
+
+    shortage = excess(peak, capacity)
+    if shortage:
+        yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
+
+
+def _quotas(
+    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+) -> Iterator[str]:
+    for quota in cluster.list_objects(QUOTAS):
+        status = quota.get("status") or {}
+        hard = amounts(status.get("hard") or quota["spec"].get("hard") or {})
+        used = amounts(status.get("used") or {})
+        free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
+
+        shortage = excess(peak, {name: free[name] for name in peak if name in free})
+        if shortage:
+            name = quota["metadata"]["name"]
+            yield (
+                f"the peak of the run exceeds the unused part of the ResourceQuota {name}:"
+                f" {', '.join(shortage)}"
+            )
+
+
+def _queues(
+    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+) -> Iterator[str]:
+    for task, replicas in pods.items():
+        for name in sorted({item.queue for item in replicas if item.queue}):
+            needed = totals(item for item in replicas if item.queue == name)
+            queue = _kueue(cluster, "localqueues", name)
+            if not queue:
+                yield (
+                    f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
+                )
+                continue
+
+            cluster_queue = _kueue(
+                cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False
+            )
+            if not cluster_queue:
+                continue
+
+            shortage = excess(needed, _quota(cluster, cluster_queue, needed))
+            if shortage:
+                yield (
+                    f"{task} exceeds the quota of {cluster_queue['metadata']['name']}:"
+                    f" {', '.join(shortage)}"
+                )
+
+
+def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) -> Object | None:
+    for version in VERSIONS:
+        found = cluster.find(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced), name)
+        if found:
+            return found
+    return None
+
+
+def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+    """Return what a ClusterQueue can use at most over all flavors, for the needed resources that it
+    limits."""
+    result: dict[str, float] = {}
+    cohort = _cohort(queue)
+
+    for (flavor, name), resource in _quotas_by_flavor(queue):
+        if name not in needed:
+            continue
+
+        borrowing_limit = resource.get("borrowingLimit")
+        # without a limit, the queue may use all quotas of the cohort
+        if cohort and borrowing_limit is None:
+            amount = _cohort_quota(cluster, cohort, flavor, name)
+        else:
+            amount = number(resource.get("nominalQuota") or 0) + number(borrowing_limit or 0)
+
+        result[name] = result.get(name, 0.0) + amount
+
+    return result
+
+
+def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> float:
+    """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is
+    unknown.
+
+    It is unknown without permission, and with a Cohort object, as then quotas may also come from
+    other cohorts.
+    """
+    try:
+        if any(
+            cohort in (item["metadata"]["name"], _cohort(item))
+            for item in list_objects(cluster, "cohorts", False)
+        ):
+            return math.inf
+
+        queues = [
+            item
+            for item in list_objects(cluster, "clusterqueues", False)
+            if _cohort(item) == cohort
+        ]
+    except ApiError:
+        return math.inf
+
+    resources = [
+        found
+        for queue in queues
+        for key, found in _quotas_by_flavor(queue)
+        if key == (flavor, name)
+    ]
+    return sum(number(resource.get("nominalQuota") or 0) for resource in resources)
+
+
+def _cohort(item: Object) -> str:
+    """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
+    spec = item.get("spec") or {}
+    keys = ("cohortName", "cohort", "parentName", "parent")
+    return next((spec[key] for key in keys if spec.get(key)), "")
+
+
+def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
+    """Yield the quotas of a ClusterQueue, by the names of their flavor and resource."""
+    for group in queue["spec"].get("resourceGroups") or []:
+        for flavor in group.get("flavors") or []:
+            for resource in flavor.get("resources") or []:
+                yield (flavor["name"], resource["name"]), resource

@@ -1,0 +1,172 @@
+"""Durations of tasks in former runs: from the journals on this machine, or from the Workflows of a
+cluster."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argolocal.state.journal import RunFiles
+from argolocal.view import runs
+from argolocal.view.summary import FINISHED, Status, timestamp
+from rekindle.blocks.manifest.recorded import label, parameter
+from rekindle.cluster import workflows
+from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.argo_server import ArgoServer
+from rekindle.errors import ConfigError, RekindleError
+
+MAX_RUNS = 10  # the newest runs say most about the next run
+ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
+# DAG, Steps: of templates that call themselves
+TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
+# differ in each run
+RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}
+NAME_LABEL = "app.kubernetes.io/name"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The execution of a task in a former run."""
+
+    path: str
+    seconds: float
+    inputs: dict[str, str]
+
+
+@dataclass(frozen=True)
+class FormerRun:
+    """An earlier run that has ended. `records`: its tasks that were computed and succeeded, by
+    path."""
+
+    name: str
+    workflow: Mapping[str, Any]
+    seconds: float  # duration of the run; 0 unless it succeeded
+    records: dict[str, Record]
+
+
+def read_local_runs(home: Path, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
+    """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs."""
+    names = runs.names(home) if (home / "runs").is_dir() else []
+    yield from _newest_runs(
+        (_read(home, name) for name in names if name.startswith(prefix)), workflow
+    )
+
+
+def read_cluster_runs(
+    cluster: Cluster, workflow: Mapping[str, Any], prefix: str
+) -> Iterator[FormerRun]:
+    """Yield the newest runs of the same pipeline in the namespace, with ARGO_SERVER also from
+    Argo's archive.
+
+    Raises RekindleError.
+    """
+    labels = workflow["metadata"].get("labels") or {}
+    if NAME_LABEL in labels:
+        selector = f"{NAME_LABEL}={labels[NAME_LABEL]}"
+    else:
+        selector = ""
+
+    live = {
+        item["metadata"]["name"]: item
+        for item in cluster.list_objects(WORKFLOWS, selector, metadata_only=True)
+    }
+    server = ArgoServer.from_url(None, cluster.namespace)
+    if server:
+        archived = {item["metadata"]["name"]: item for item in server.list_runs(selector)}
+    else:
+        archived = {}
+
+    created = {
+        name: item["metadata"]["creationTimestamp"]
+        for name, item in (archived | live).items()
+        if name.startswith(prefix)
+    }
+    names = sorted(created, key=lambda name: created[name], reverse=True)
+
+    yield from _newest_runs(
+        (_fetch(cluster, None if name in live else server, name) for name in names), workflow
+    )
+
+
+def _newest_runs(
+    candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any]
+) -> Iterator[FormerRun]:
+    count = 0
+    identity = _identity(workflow)
+    for candidate in candidates:
+        if not candidate or candidate[2].get("phase") not in FINISHED:
+            continue
+        if _identity(candidate[1]) != identity:
+            continue
+
+        former = former_run(*candidate)
+        if former.records:
+            yield former
+            count += 1
+            if count == MAX_RUNS:
+                return
+
+
+def _read(home: Path, name: str) -> tuple[str, Any, Status] | None:
+    files = RunFiles(home, name)
+    try:
+        return name, files.workflow(), files.load()[0]
+    except ConfigError:
+        # its files are corrupt
+        return None
+
+
+def _fetch(
+    cluster: Cluster, archive: ArgoServer | None, name: str
+) -> tuple[str, Any, Status] | None:
+    try:
+        if archive:
+            workflow = workflows.decompress_nodes(archive.read(name))
+        else:
+            workflow = workflows.read(cluster, name)
+    except RekindleError:
+        # it was deleted since the listing
+        return None
+
+    return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
+
+
+def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the name and the module of a pipeline, which all its runs share."""
+    try:
+        pipeline = json.loads(parameter(workflow, "config") or "{}").get("pipeline")
+    except (ValueError, AttributeError):
+        pipeline = None
+    return label(workflow, "name"), pipeline
+
+
+def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> FormerRun:
+    """Return the durations and inputs of the tasks of a run."""
+    records = {}
+
+    for node in (status.get("nodes") or {}).values():
+        node_name = str(node.get("name"))
+        is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
+        is_attempt_or_item = node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(node_name)
+        if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt_or_item:
+            continue
+
+        path = node_name.removeprefix(name).removeprefix(".")
+        inputs = {
+            p["name"]: str(p.get("value"))
+            for p in (node.get("inputs") or {}).get("parameters") or []
+            if p["name"] not in RUN_PARAMETERS
+        }
+
+        seconds = timestamp(node["finishedAt"]) - timestamp(node["startedAt"])
+        records[path] = Record(path, seconds, inputs)
+
+    is_complete = status.get("phase") == "Succeeded" and status.get("finishedAt")
+    if is_complete:
+        seconds = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
+    else:
+        seconds = 0.0
+
+    return FormerRun(name, workflow, seconds, records)

@@ -1,0 +1,286 @@
+"""Trains the model of a release again: check, render, run, compare."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from argolocal.common.json_text import to_json
+from rekindle import tracking
+from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
+from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.cluster import LocalCluster
+from rekindle.names import show, split_address
+from rekindle.operations.reproduce import findings as checks
+from rekindle.operations.reproduce.checkout import check_out
+from rekindle.operations.reproduce.comparison import Comparison, compare
+from rekindle.operations.reproduce.findings import Finding
+from rekindle.operations.reproduce.suspended import (
+    recorded_values,
+    resume_at_once,
+    suspended_findings,
+)
+from rekindle.operations.reproduce.workspace import Workspace, temporary_workspace
+from rekindle.release.origin import Origin, read
+from rekindle.storage import Store
+
+MAX_DIFF_LINES = 60
+SWEEP_STEP = "steps.search.trial"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command. `version`: empty for the champion."""
+
+    model: str
+    version: str = ""
+    commit: str = ""
+    data: str = ""
+    ignore_errors: bool = False
+    check_only: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)  # outputs of suspended steps
+
+
+@dataclass
+class Result:
+    """The outcome. `comparison` is None if nothing was trained."""
+
+    origin: Origin
+    commit: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    comparison: Comparison | None = None
+
+    @property
+    def fatal(self) -> bool:
+        return any(finding.fatal for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        compared = self.comparison
+        return {
+            "model": self.origin.name,
+            "version": self.origin.version,
+            "commit": self.commit,
+            "findings": [finding.__dict__ for finding in self.findings],
+            "release_sha256": self.origin.sha256,
+            "model_sha256": compared and compared.sha256,
+            "equal": compared and compared.equal,
+            "difference": compared and (compared.difference or None),
+        }
+
+
+def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Result:
+    """Train the model of a release again, and compare the weights; report findings to `log` before
+    the training.
+
+    The release is in the services of `home`, or of the environment. Stops after the findings if one
+    is fatal, unless `request.ignore_errors`. Raises ConfigError, RekindleError.
+    """
+    local = LocalCluster(home)
+    if not home.exists() and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ConfigError(
+            f"no release of {request.model} is known: {home} does not exist, and"
+            " MLFLOW_TRACKING_URI is not set. Run the command in the project of the release, or"
+            " set the addresses of the services that have the release."
+        )
+
+    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    store = Store.from_env()
+    origin = read(store, request.model, request.version)
+    commit = checks.Commit(origin, request.commit)
+
+    with temporary_workspace() as workspace:
+        result = Result(origin, commit.sha)
+        folder = check_out(commit.sha, workspace.checkout)
+        data = checks.Data(origin, request.data, folder)
+        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.description}")
+
+        def report(found: Iterator[Finding]) -> None:
+            for finding in found:
+                result.findings.append(finding)
+                log(str(finding))
+
+        report(commit.findings())
+        report(checks.code_findings(origin, commit, folder))
+        report(data.findings())
+        report(checks.environment_findings(origin))
+        report(checks.machine_findings(origin))
+
+        inputs = Inputs(origin, store, data.source)
+        report(inputs.findings())
+
+        manifest = render(workspace, folder, origin.whole_config)
+        report(manifest_findings(origin, manifest))
+
+        recorded = recorded_values(local.home, origin)
+        report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
+
+        if request.check_only or (result.fatal and not request.ignore_errors):
+            return result
+
+        inputs.provide(workspace)
+        values = recorded | dict(request.values)
+        run = run_pipeline(workspace, folder, origin, data.source, local.home, values)
+        result.comparison = compare(origin, workspace.store(), run)
+
+    return result
+
+
+class Inputs:
+    """The releases and objects that the run reads, in addition to files of the project."""
+
+    def __init__(self, origin: Origin, store: Store, source: str) -> None:
+        self.origin = origin
+        self.store = store
+        self.source = source
+        self.start = origin.model.start
+        self.releases: dict[str, tracking.Release] = {}
+
+        if self.start.startswith("releases/"):  # and not another training of the run
+            self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
+
+        champion = origin.run.champion
+        release = tracking.find_version(origin.name, champion) if champion else None
+        # then the release is a refreshed champion
+        if release and release.sha256 == origin.sha256:
+            self.releases[origin.name] = release
+
+    def findings(self) -> Iterator[Finding]:
+        for release in self.releases.values():
+            if not self.store.head(f"{release.uri.rstrip('/')}/release.json"):
+                yield Finding(
+                    "input",
+                    f"the run starts from {self.store.uri(release.uri)}, which does not exist",
+                    True,
+                )
+
+    def provide(self, workspace: Workspace) -> None:
+        """Copy the inputs to the object store of the workspace."""
+        if self.source.startswith("s3://"):
+            parts = split_address(self.source)
+            workspace.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
+        for name, release in self.releases.items():
+            workspace.add_champion(self.store, release, name)
+
+
+def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets: str) -> Manifest:
+    """Render a config in the project of the commit. Raises ConfigError."""
+    file = workspace.folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False))
+    flags = [f"--set={item}" for item in sets]
+
+    try:
+        return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *flags))
+    except RekindleError as error:
+        raise ConfigError(
+            f"the project of the commit cannot render the config of the release: {error}"
+        ) from error
+
+
+def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
+    """Compare the rendered manifest with the manifest of the release."""
+    if manifest_sha256(manifest) == origin.provenance.get("manifest_hash"):
+        return
+
+    texts = [
+        to_yaml(_without_provenance(each)).splitlines() for each in (origin.run.manifest, manifest)
+    ]
+    lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
+    if len(lines) > MAX_DIFF_LINES:
+        lines[MAX_DIFF_LINES:] = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
+
+    diff = "\n".join(lines)
+    yield Finding(
+        "manifest", f"the commit renders a manifest that differs from the release:\n{diff}"
+    )
+
+
+def _without_provenance(manifest: Manifest) -> Manifest:
+    spec = json.loads(to_json(manifest["spec"]))
+    for parameter in spec["arguments"]["parameters"]:
+        if parameter["name"] in PROVENANCE:
+            parameter["value"] = ""
+    return {"spec": spec}
+
+
+def run_pipeline(
+    workspace: Workspace,
+    folder: Path,
+    origin: Origin,
+    source: str,
+    user_home: Path,
+    values: Mapping[str, str],
+) -> str:
+    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
+    it fails.
+
+    `values`: outputs of suspended steps.
+    """
+    sets = [f"serve.port={_free_port()}", "notify.format=off"]
+    if source != origin.config.data.source:
+        sets.append(f"data.source={source}")
+
+    manifest = render(workspace, folder, training_config(origin), *sets)
+    resume_at_once(manifest, values)
+    workspace.use_images(origin.config, manifest, user_home)
+
+    file = workspace.folder / "manifest.json"
+    file.write_text(to_json(manifest))
+    flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
+    output = workspace.rekindle(
+        folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
+    )
+    return json.loads(output)["workflow"]
+
+
+def training_config(origin: Origin) -> dict[str, Any]:
+    """Return the config that trains the model of the release; of a sweep, only the trial that was
+    released.
+
+    The sweep is not repeated: with a budget, it depends on the speed of the machine.
+    """
+    config = origin.whole_config
+    if SWEEP_STEP not in origin.run.modules:
+        return config
+
+    space = {
+        section: {key: [_released_setting(origin, section, key)] for key in keys}
+        for section, keys in origin.config.sweep.space.items()
+    }
+    return config | {
+        "sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}
+    }
+
+
+def _released_setting(origin: Origin, section: str, key: str) -> Any:
+    """Return the value that the released trial of a sweep has for a setting. Raises ConfigError."""
+    settings = {"model": origin.model.model, "train": origin.model.train}.get(section, {})
+    if key not in settings:
+        raise ConfigError(
+            f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks"
+            f" {show(section)}, {show(key)}, which the sweep searched. Train and release again."
+        )
+    return settings[key]
+
+
+def run_parameters(origin: Origin) -> dict[str, str]:
+    """Return the workflow parameters of the run that made the release, and `backfill`, so that
+    nothing is released.
+
+    A moving window ends at the scheduled time, or else at the creation time of that run.
+    """
+    values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
+    if uses_scheduled_time(origin.run.manifest):
+        values[SCHEDULED] = values.get(SCHEDULED) or origin.run.created
+    return values | {BACKFILL: "true"}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

@@ -1,0 +1,330 @@
+"""The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by
+`rekindle prune`."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import homes
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.state.journal import Busy, RunFiles
+from argolocal.view import runs
+from argolocal.view.summary import timestamp
+from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest.provenance import BACKFILL
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.cache.lookup import reused_tasks
+from rekindle.cluster import workflows
+from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.objects import ClusterObjects
+from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.local.services.services import ADDRESS_VARIABLES
+from rekindle.release import promotion
+from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
+from rekindle.release.retention import listing, removal
+from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
+from rekindle.release.retention.pod import resumable_s
+from rekindle.sections import parse_section
+from rekindle.storage import Store
+
+# time from the look-up in the cache until a run on this machine exists, with a margin
+CLAIM_S = 7200.0
+# of runs of other machines
+RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())
+DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
+REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
+
+
+@dataclass
+class Place:
+    """This machine, or a namespace: its runs, and the limits of each pipeline.
+
+    `shared`: other machines or namespaces may use the same MLflow and object store.
+    """
+
+    store: Store
+    host: removal.Host
+    objects: Any  # with the method `deployments`
+    runs: dict[str, Run] = field(default_factory=dict)
+    limits: dict[str, RetentionConfig] = field(default_factory=dict)
+    shared: bool = True
+    removes_releases: bool = True
+
+    def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Context]:
+        """Decide what to remove of `pipelines`. Raises StorageError, TrackingError."""
+        claim_s = RESUMABLE_S if self.shared else CLAIM_S
+        targets = self._targets if self.removes_releases else None
+        context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
+        found = listing.read(self.store, pipelines, context)
+
+        limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
+        inputs = listing.inputs_of(self.store, found.releases)
+        return decide(found, limits, time.time(), inputs), context
+
+    def _targets(self, model: str) -> set[str]:
+        versions = set[str]()
+        for deployment in self.objects.deployments(model):
+            annotations = deployment["metadata"].get("annotations") or {}
+            if annotations.get(VERSION_ANNOTATION):
+                versions.add(annotations[VERSION_ANNOTATION])
+
+        if self.shared:
+            return versions | promotion.retained_versions(model)
+        return versions
+
+
+class Machine:
+    """The runs in a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    @contextmanager
+    def hold(self, run: str) -> Iterator[bool]:
+        """Lock the run, so that it cannot be resumed."""
+        files = RunFiles(self.home, run)
+        if not files.root.exists():
+            yield True
+            return
+
+        try:
+            files.lock()
+        except Busy:
+            yield False
+            return
+
+        try:
+            yield True
+        finally:
+            files.close()
+
+    def remove(self, run: str) -> None:
+        """Move the folder of the run away at once, then remove it: a part of the folder would look
+        like another run."""
+        files = RunFiles(self.home, run)
+        if files.is_own_folder():
+            (self.home / REMOVED_FOLDER).mkdir(exist_ok=True)
+            target = Path(tempfile.mkdtemp(dir=self.home / REMOVED_FOLDER))
+            files.root.replace(target / run)
+            shutil.rmtree(target)
+
+
+class Namespace:
+    """The workflows in a namespace."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @contextmanager
+    def hold(self, run: str) -> Iterator[bool]:
+        """Check that the workflow has not been resumed; a lock does not exist."""
+        workflow = self.cluster.find(WORKFLOWS, run)
+        yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
+
+    def remove(self, run: str) -> None:
+        """Delete the workflow, unless it has the name of the run, but is not of Rekindle."""
+        workflow = self.cluster.find(WORKFLOWS, run)
+        if workflow and recorded.is_rekindle(workflow):
+            workflows.delete(self.cluster, run)
+
+
+def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
+    """Apply the limits of a run's config to its pipeline on this machine. Errors are only
+    reported."""
+    limits = _limits(workflow)
+    pipeline = recorded.label(workflow, "name")
+    if limits == NO_LIMITS or not pipeline:
+        return
+
+    try:
+        with _locked(home):
+            place = _machine(home)
+            place.limits = {pipeline: limits}
+            plan, context = place.plan([pipeline])
+            plan = removal.at_end(plan)
+            names = removal.remove(place.store, plan, place.host, context)
+    except (RekindleError, OSError) as error:
+        say(f"old runs are not removed: {error}")
+        return
+
+    if names or plan.releases:
+        kept_tasks = [item.kept_tasks for item in plan.runs if item.run.name in names]
+        say(f"removed {counts(kept_tasks, len(plan.releases))} (config section retention)")
+
+
+def counts(kept_tasks: Iterable[Any], releases: int) -> str:
+    """Return the numbers of removed runs and releases in words; `kept_tasks`: for each run, the
+    tasks that stay."""
+    partial_removals = [bool(tasks) for tasks in kept_tasks]
+    texts = [
+        f"{n} {noun}{'s' * (n != 1)}"
+        for noun, n in (("run", len(partial_removals)), ("release", releases))
+    ]
+    if any(partial_removals):
+        texts[0] += f" ({sum(partial_removals)} in part)"
+
+    return " and ".join(texts)
+
+
+def prune(
+    home: Path, cluster: Cluster | None, options: Mapping[str, float | None], *, delete: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs and releases that exceed the limits; remove them if `delete`.
+
+    The newest run of each pipeline has the limits; `options` replace them.
+    """
+    with nullcontext() if cluster else _locked(home):
+        place = _namespace(cluster) if cluster else _machine(home)
+        replaced = {name: value for name, value in options.items() if value is not None}
+
+        # the option also applies to the runs of `rekindle backfill`
+        if "keep_runs" in replaced:
+            place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
+
+        for pipeline, limits in place.limits.items():
+            unset = limits == NO_LIMITS and not place.shared
+            defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
+            place.limits[pipeline] = limits.model_copy(update=defaults | replaced)
+
+        plan, context = place.plan(place.limits)
+        rows = list(filter(None, (_row(home, place.store, item) for item in plan.runs)))
+        releases = [
+            {"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)}
+            for r in plan.releases
+        ]
+
+        if delete:
+            removed_names = removal.remove(place.store, plan, place.host, context)
+            rows = [row for row in rows if row["run"] in removed_names]
+
+    return {"runs": rows, "releases": releases}
+
+
+def _row(home: Path, store: Store, item: Any) -> dict[str, Any]:
+    name = item.run.name
+    root = RunFiles(home, name).root
+
+    size = sum(size for _, size in removal.artifacts(store, item, item.kept_tasks))
+    if not item.kept_tasks:
+        size += sum(path.lstat().st_size for path in root.rglob("*"))
+
+    is_record_removed = not item.kept_tasks and (root.exists() or not item.keep_mlflow)
+    if not size and not is_record_removed:
+        return {}
+
+    phase = "Succeeded" if item.run.succeeded else "Failed"
+    return {"run": name, "phase": phase, "bytes": size, "kept": ", ".join(sorted(item.kept_tasks))}
+
+
+def _size(store: Store, prefix: str) -> int:
+    return sum(entry.size for entry in store.list(prefix))
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let only one process of this machine remove runs."""
+    homes.make(home)
+    with (home / "retention.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _machine(home: Path) -> Place:
+    local = LocalCluster(home)
+    addresses = local.configmap("rekindle")
+    os.environ.update(addresses | local.secret("rekindle-s3"))
+
+    place = Place(local.store(), Machine(home), LocalObjects(local))
+    own_store = _is_embedded(local, "s3", addresses)
+    own_mlflow = _is_embedded(local, "mlflow", addresses)
+    place.shared = not (own_store and own_mlflow)
+    # homes that share an object store, but not MLflow, do not know each other's releases
+    place.removes_releases = own_store or not own_mlflow
+
+    shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
+
+    for name in runs.names(home):
+        files = RunFiles(home, name)
+        try:
+            workflow = files.workflow()
+            status = runs.state(home, name)
+        except ConfigError as error:
+            say(f"{name} is kept: {error}")
+            continue
+
+        if not files.is_own_folder():
+            say(f"{name} is kept: {files.root} is a link, or its manifest has another name")
+            continue
+
+        if status["phase"] == "Running":
+            ended = None
+        else:
+            ended = _last_change(home, name, status)
+
+        place.runs[name] = _run(name, workflow, ended, status["phase"])
+        # the limits are those of the newest run
+        place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))
+
+    return place
+
+
+def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]) -> bool:
+    record = local.services.find(service)
+    return bool(record and record.url == addresses[ADDRESS_VARIABLES[service]])
+
+
+def _namespace(cluster: Cluster) -> Place:
+    place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
+    found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
+    found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
+
+    for workflow in found:
+        name = workflow["metadata"]["name"]
+        status = workflow.get("status") or {}
+        phase = status.get("phase") or "Pending"
+        ended = timestamp(status["finishedAt"]) if phase in COMPLETED else None
+        place.runs[name] = _run(name, workflow, ended, phase)
+
+        pipeline = place.runs[name].pipeline
+        if pipeline not in place.limits:
+            place.limits[pipeline] = _limits(workflow)
+
+    return place
+
+
+def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
+    """Return the time when a run ended, or when its runner was killed."""
+    finished = status.get("finishedAt")
+    if finished:
+        return timestamp(finished)
+
+    names = ("manifest.yaml", "journal.jsonl")
+    files = [file for file in RunFiles(home, name).root.glob("*") if file.name in names]
+    return max(file.stat().st_mtime for file in files)
+
+
+def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
+    pipeline = recorded.pipeline(workflow)
+    counted = not recorded.parameter(workflow, BACKFILL)
+    uses = frozenset(reused_tasks(workflow).values())
+    uid = str(workflow["metadata"].get("uid") or "")
+    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
+
+
+def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
+    """Return the section `retention` of a run's config, also of a workflow that refers to a
+    WorkflowTemplate."""
+    stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
+    config = recorded.config(workflow)
+    if not config and stored_spec:
+        config = recorded.config({"metadata": workflow["metadata"], "spec": stored_spec})
+    return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

@@ -1,0 +1,148 @@
+"""Cached results of earlier runs: looked up for a run, listed and pruned."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from argolocal.common.wording import duration
+from argolocal.manifest.shape import shape_errors
+from rekindle.errors import RekindleError, say
+from rekindle.keys import CACHED
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import BUCKET
+from rekindle.local.services.stored_files import StoredFiles
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+
+def add_cached(
+    home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+) -> dict[str, str]:
+    """Return `parameters` of a run on this machine with the cached results of its tasks."""
+    if not _uses_cache(manifest, parameters):
+        return parameters
+
+    set_bucket()
+    cluster = LocalCluster(home)
+
+    def open_bucket(name: str) -> Any:
+        return cluster.store({"bucket": name})
+
+    return _look_up(manifest, parameters, reuse, cluster.store(), open_bucket)
+
+
+def add_cached_on_cluster(
+    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+) -> dict[str, str]:
+    """Return `parameters` of a cluster's run with the cached results in S3_BUCKET.
+
+    Without S3_BUCKET, pods look the results up.
+    """
+    if not _uses_cache(manifest, parameters):
+        return parameters
+    if reuse and not os.environ.get("S3_BUCKET"):
+        return parameters
+
+    from rekindle.storage import Store
+
+    store = Store.from_env().short_retries() if reuse else None
+    return _look_up(manifest, parameters, reuse, store, None)
+
+
+def set_bucket() -> None:
+    """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3://
+    URIs."""
+    os.environ.setdefault("S3_BUCKET", BUCKET)
+
+
+def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
+    """Return the object store for a reader that starts and writes nothing; None without S3_BUCKET
+    of a cluster.
+
+    The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises
+    ConfigError.
+    """
+    if on_cluster or os.environ.get("S3_ENDPOINT_URL"):
+        from rekindle.storage import Store
+
+        name = bucket or os.environ.get("S3_BUCKET") or ("" if on_cluster else BUCKET)
+        if name:
+            return Store(name, os.environ.get("S3_ENDPOINT_URL") or None, short_retries=True)
+        return None
+
+    return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get("S3_BUCKET") or BUCKET))
+
+
+def entries(home: Path) -> list[dict[str, Any]]:
+    """Return the table of cached results, newest first."""
+    from rekindle.cache import entries
+
+    newest_first = sorted(
+        entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made
+    )
+    return [_row(entry) for entry in newest_first]
+
+
+def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
+    """Return invalid and surplus cache entries; delete them and unused lists of files if
+    `delete`."""
+    from rekindle.cache import entries
+    from rekindle.cache.difference import remove_unused_code
+
+    store = LocalCluster(home).store()
+    stale = entries.list_stale(store, keep, days)
+
+    if delete:
+        entries.remove(store, [entry for entry, _ in stale])
+        remove_unused_code(store)
+
+    return [_row(entry) | {"why": reason} for entry, reason in stale]
+
+
+def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
+    if CACHED in parameters or any(shape_errors(manifest)):
+        return False
+
+    from rekindle.cache import lookup
+
+    return lookup.has_reuse(manifest)
+
+
+def _look_up(
+    manifest: Mapping[str, Any],
+    parameters: dict[str, str],
+    reuse: bool,
+    store: "Store | None",
+    open_bucket: Any,
+) -> dict[str, str]:
+    from rekindle.cache import lookup
+
+    results: list[lookup.CacheResult] = []
+    try:
+        if reuse and store:
+            results = lookup.look_up(
+                manifest, parameters, store, on_cluster=open_bucket is None, open_bucket=open_bucket
+            )
+    except RekindleError as error:
+        say(f"the cache is unavailable, so everything is computed: {error}")
+
+    cached_tasks = [f"{item.task} ({item.entry.at})" for item in results if item.entry]
+    if cached_tasks:
+        say(f"cached: {', '.join(cached_tasks)}; --no-cache computes them again")
+
+    return parameters | {CACHED: lookup.cached_parameter(manifest, results, reuse)}
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
+    return {
+        "key": entry.key[:12],
+        "step": entry.facts["step"],
+        "made by": entry.at,
+        "age": duration(time.time() - entry.made),
+        "took": duration(entry.seconds),
+        "bytes": size,
+    }

@@ -1,0 +1,90 @@
+"""`rekindle rollback`, on this machine or on a cluster."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.json_text import loads
+from argolocal.common.names import show
+from rekindle import tracking
+from rekindle.cluster.api import Cluster
+from rekindle.cluster.objects import ClusterObjects
+from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.release.rollback import Result, roll_back
+from rekindle.release.watch.notification import SECRET, Message, NotifyConfig, send
+from rekindle.sections import parse_section
+from rekindle.storage import Store
+
+
+def rollback(
+    home: Path,
+    cluster: Cluster | None,
+    model: str,
+    version: str,
+    seconds: float,
+    report: Callable[[Result], None],
+) -> None:
+    """Roll a model back to `version` (if empty: to the version before the champion), or finish an
+    interrupted rollback.
+
+    Calls `report`, then sends the notification that the config of the model asks for.
+    """
+
+    def finish(result: Result) -> None:
+        report(result)
+        try:
+            _notify(model, result)
+        except RekindleError as error:
+            say(f"notification not sent: {error}")
+
+    objects = _objects(home, cluster)
+    roll_back(objects, Store.from_env().short_retries(), model, version, seconds, finish)
+
+
+def _notify(model: str, result: dict[str, str]) -> None:
+    champion = tracking.champion(model)
+    if not champion:
+        return
+
+    settings = tracking.params_of(champion.run_id)
+    workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
+
+    section: dict[str, Any] = {
+        name.removeprefix("notify."): value
+        for name, value in settings.items()
+        if name.startswith("notify.")
+    }
+    if section:
+        section["events"] = _list(section.get("events", ""))
+
+    config = parse_section(NotifyConfig, section, "notify")
+
+    if result["before"]:
+        previous = f" (before: version {result['before']})"
+    else:
+        previous = ""
+
+    text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
+    send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
+
+
+def _list(text: str) -> list[Any]:
+    """Return the list in a parameter of MLflow. Raises ConfigError."""
+    try:
+        return [*loads(text)]
+    except (ValueError, TypeError):
+        raise ConfigError(f"notify.events of the run is {show(text)}: it must be a list.") from None
+
+
+def _objects(home: Path, cluster: Cluster | None) -> Any:
+    if cluster:
+        return ClusterObjects(cluster)
+
+    local = LocalCluster(home)
+    os.environ.update(
+        local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET)
+    )
+    return LocalObjects(local)

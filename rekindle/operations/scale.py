@@ -1,0 +1,30 @@
+"""`rekindle scale`, on this machine or on a cluster."""
+
+from pathlib import Path
+from typing import Any
+
+from argolocal.view import runs
+from rekindle.cluster.api import Cluster
+from rekindle.cluster.objects import ClusterObjects
+from rekindle.cluster.scale import scale_workers
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+
+
+def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
+    """Set the number of workers of the training `task` of a run.
+
+    Raises ConfigError if this number cannot be changed.
+    """
+    if cluster:
+        return scale_workers(ClusterObjects(cluster), run, task, workers)
+
+    phase = runs.state(home, run)["phase"]
+    if phase != "Running":
+        raise ConfigError(
+            f"run {run} is {phase}: only a running training can be scaled (`rekindle resume"
+            f" {run}`)."
+        )
+
+    return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)

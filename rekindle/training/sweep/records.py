@@ -1,0 +1,64 @@
+"""The types of the records of a sweep in the object store."""
+
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, JsonValue, RootModel, StringConstraints, model_validator
+
+from rekindle.documents import BestValidation, Document
+
+
+class Stop(Document):
+    """The decision that the budget ends the sweep."""
+
+    limit: float
+    hours: float
+    expected: float
+
+
+class Decision(Document):
+    """jobs/NUMBER.json: the next job of a trial, with the settings of a new trial; or the end of
+    the sweep."""
+
+    trial: int | None = Field(default=None, ge=0)
+    rung: int | None = Field(default=None, ge=0)
+    pod: int | None = None
+    settings: dict[str, JsonValue] | None = None
+    attrs: dict[str, JsonValue] | None = None
+    stop: Stop | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.stop is None and (self.trial is None or self.rung is None):
+            raise ValueError("a decision must have `trial` and `rung`, or `stop`")
+        if self.rung == 0 and (self.settings is None or self.attrs is None):
+            raise ValueError("the first job of a trial must have `settings` and `attrs`")
+        return self
+
+
+class Failure(Document):
+    """failed.json: why a trial has failed."""
+
+    value: None = None  # part of the result of the trial
+    why: str
+
+
+class TrialModel(Document):
+    """model.json of a trial, as far as the sweep compares it."""
+
+    sha256: str
+    step: int = Field(ge=0)
+    best: BestValidation | None = None
+
+
+class Validation(RootModel[dict[str, float | None]]):
+    """validation.json: the loss and the measures of a trial; None if they are not finite."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Seconds(
+    RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")], float]]
+):
+    """seconds/PROCESS.json: the seconds that a process has used, by TRIAL/RUNG."""
+
+    model_config = ConfigDict(strict=True)

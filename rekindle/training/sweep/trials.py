@@ -1,0 +1,218 @@
+"""Trains the trials of one pod, one after the other, each in its own process, forked after torch
+was imported.
+
+A pod may be restarted: its interrupted trial continues from its checkpoint.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from argolocal.common.linux import die_with_parent
+from rekindle import Store, tracking
+from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
+from rekindle.training.launch import notice
+from rekindle.training.spec import SINGLE_WORKER, TrainingSpec
+from rekindle.training.sweep.config import Settings
+from rekindle.training.sweep.halving import Job, Trial
+from rekindle.training.sweep.study import Study
+
+OBJECTIVE = "objective"  # metric of a trial's MLflow run
+RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
+MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
+TEMPORARY_FAILURE = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
+
+
+def train(
+    study: Study,
+    pod: int,
+    default: Settings,
+    whole: Mapping[str, bool],
+    common: Mapping[str, Any],
+    experiment: str,
+    run: str,
+) -> None:
+    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of
+    all trainings.
+
+    Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)  # without a handler, PID 1 ignores SIGTERM
+    notice.watch()
+    process = f"{pod}-{uuid.uuid4().hex[:8]}"
+    seconds = dict[Job, float]()
+    crashes = Counter[Job]()
+
+    while claim := study.claim(pod, default, whole):
+        import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
+
+        trial, rung = claim
+        job = Job(trial.number, rung)
+        start = time.monotonic()
+        previous = seconds.get(job, 0.0)
+
+        def record(job: Job = job, start: float = start, previous: float = previous) -> None:
+            seconds[job] = previous + time.monotonic() - start
+            study.record_seconds(process, seconds)
+
+        say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
+        code = run_forked(
+            lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run),
+            record,
+        )
+        record()
+
+        if code == 143:
+            raise SystemExit(143)
+
+        if code == TEMPORARY_FAILURE:
+            raise RekindleError(
+                f"trial {trial.number} lacks a service. A restarted pod continues from the trial's"
+                " checkpoint."
+            )
+
+        crashes[job] += bool(code)
+        if crashes[job] == MAX_CRASHES:
+            study.fail(
+                trial.number,
+                rung,
+                f"its process has crashed {MAX_CRASHES} times, at last with code {code}",
+            )
+
+    used = sum(seconds.values())
+    say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
+
+
+def _exit_on_sigterm(*_: Any) -> None:
+    raise SystemExit(143)
+
+
+def training_spec(
+    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = ""
+) -> TrainingSpec:
+    """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
+    sections: dict[str, dict[str, Any]] = {name: dict(common[name]) for name in ("train", "model")}
+    for path, value in trial.settings.items():
+        section, _, key = path.partition(".")
+        sections[section][key] = value
+
+    inputs = {
+        **{name: common[name] for name in ("workload", "family", "dataset", "digest")},
+        **sections["train"],
+        **SINGLE_WORKER,
+        "out": study.output(trial.number, rung),
+        "checkpoints": study.checkpoints(trial.number),
+        "model": sections["model"],
+        "until": study.sweep.share(rung),
+        "run_id": run_id,
+    }
+
+    try:
+        return TrainingSpec.model_validate(inputs)
+    except ValueError as error:
+        raise ConfigError(f"{trial.settings}: {error}") from error
+
+
+def _train(
+    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], experiment: str, run: str
+) -> None:
+    """Train one trial, in its own process."""
+    import torch
+
+    from rekindle.training.worker import work
+
+    # the parent uses the connections of its own store
+    study = Study(Store.from_env(), study.root, study.sweep)
+    run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
+
+    try:
+        work(training_spec(study, trial, rung, common, run_id))
+    except (ConfigError, DataError, torch.OutOfMemoryError) as error:
+        # errors that the settings of the trial cause
+        say(f"trial {trial.number} failed: {error}")
+        study.fail(trial.number, rung, str(error))
+
+    if run_id:
+        _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
+
+
+def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
+    name = f"{experiment}/{run}"
+    run_id = tracking.start_run(
+        experiment, f"{run}.trial-{trial.number}", {tracking.PARENT: tracking.resolve_run_id(name)}
+    )
+    tracking.log(run_id, params=trial.settings)
+    return run_id
+
+
+def _record_result(result: Mapping[str, Any], run_id: str) -> None:
+    value = result.get("value")
+    if value is not None:
+        tracking.log_metrics(run_id, [(OBJECTIVE, value, result["steps"])])
+    tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
+
+
+def _try_tracking(call: Callable[[], Any]) -> Any:
+    """Return `call()`, or None if MLflow is unavailable: the results are also in the object
+    store."""
+    try:
+        return call()
+    except TrackingError as error:
+        say(f"the trial is not recorded in MLflow: {error}")
+        return None
+
+
+def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
+    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the
+    exit code.
+
+    Calls `record` every few seconds until then.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    # blocked until our handler is installed
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    pid = os.fork()
+    if not pid:
+        _run_child(call, parent)
+
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    descriptor = os.pidfd_open(pid)
+
+    try:
+        while not select.select([descriptor], [], [], RECORD_INTERVAL_S)[0]:
+            record()
+
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+def _run_child(call: Callable[[], None], parent: int) -> None:
+    code: Any = 1
+    try:
+        die_with_parent(parent)
+        call()
+        code = 0
+    except SystemExit as exit_request:
+        code = exit_request.code or 0
+    except RekindleError as error:
+        say(f"error: {error}")
+        code = TEMPORARY_FAILURE if isinstance(error, StorageError) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)

@@ -1,1 +1,0 @@
-"""Backfill of scheduled runs, and the trials of sweeps."""

@@ -1,0 +1,237 @@
+"""A release is trained again in a clone of its repository: with equal bits, or with the first
+difference."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.project.template import create
+from tests.commands import Shell, shell
+from tests.waiting import until
+
+IDENTITY = "git -c user.name=a -c user.email=a@b"
+SPACE = {
+    "model": {"hidden": [4, 8]},
+    "train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}},
+}
+SWEEP = {
+    "pipeline": "pipelines.sweep",
+    "sweep": {"trials": 3, "rungs": 1, "budget": {"hours": 1}, "space": SPACE},
+}
+APPROVAL = """
+        reviewer = Parameter(name="reviewer", value_from=models.ValueFrom(supplied={}))
+        approval = Task(name="approval", template=Suspend(name="wait", outputs=[reviewer]))
+        model = blocks.train(data)
+        approval.next(model)"""
+DOWNLOAD = """from urllib.parse import urlsplit
+    from rekindle import Store
+    uri = urlsplit(data.source)
+    Store(uri.netloc, os.environ["S3_ENDPOINT_URL"]).download(uri.path[1:], out / "raw")
+    rows = np.concatenate([np.genfromtxt(file, delimiter=",", skip_header=1, dtype="float32")
+                           for file in sorted((out / "raw").iterdir())])"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A shell in a clone of a project that has released the model `shop`; the original project is
+    gone."""
+    base = tmp_path_factory.mktemp("reproduce")
+    with project(base) as typed:
+        release(typed, "shop")
+        move(typed, base / "clone")
+        yield typed
+
+
+@contextmanager
+def project(base: Path) -> Iterator[Shell]:
+    """Create the project `shop` with its own home; yield a shell in it."""
+    folder = base / "shop"
+    create(folder)
+    file = folder / "configs/shop.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["train"]["epochs"] = 10
+    config["train"]["validation"] = 0.1
+    config["gate"]["maximum"]["rmse"] = 1000
+    file.write_text(yaml.safe_dump(config))
+    file.with_name("sweep.yaml").write_text(yaml.safe_dump(config | SWEEP | {"name": "sweep"}))
+    (base / "tmp").mkdir()
+
+    with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
+        yield typed
+
+
+def release(typed: Shell, model: str, options: str = "") -> None:
+    assert typed(f"git init -q && git add -A && {IDENTITY} commit -qm {model}").returncode == 0
+    released = typed(f"rekindle run configs/{model}.yaml {options} -o json")
+    assert json.loads(released.stdout)["verdict"] == "release", released.stderr
+
+
+def move(typed: Shell, target: Path) -> None:
+    """Continue in a clone of the project, and remove the project."""
+    subprocess.run(["git", "clone", "-q", str(typed.folder), str(target)], check=True)
+    shutil.rmtree(typed.folder)
+    typed.folder = target
+
+
+def reproduce(
+    clone: Shell, options: str = "", model: str = "shop"
+) -> tuple[int, dict[str, Any], str]:
+    done = clone(f"rekindle reproduce {model} {options} -o json")
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def leftovers(clone: Shell) -> list[Path]:
+    return list(Path(clone.environ["TMPDIR"]).glob("rekindle-reproduce-*"))
+
+
+def registered(clone: Shell) -> list[str]:
+    """Return the files of the home's releases and records, which a reproduction must not change."""
+    home = Path(clone.environ["REKINDLE_HOME"])
+    folders = [home / name for name in ("runs", "objects", "s3/buckets", "deployments")]
+    return sorted(str(path) for folder in folders for path in folder.glob("*/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
+    before = registered(clone)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: reproduce(clone), range(2)))
+    for code, result, errors in results:
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+        assert result["model_sha256"] == result["release_sha256"]
+    assert registered(clone) == before and not clone("git status --short").stdout
+    until("the removal of the folder", lambda: not leftovers(clone))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anyway(
+    clone: Shell, tmp_path: Path
+) -> None:
+    data = (clone.folder / "data/power.csv").read_text()
+    (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
+    code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
+    assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [
+        ("data", True)
+    ], errors
+    assert result["equal"] is None and "add --ignore-errors" in errors
+
+    step = clone.folder / "steps/shop.py"
+    text = step.read_text()
+    step.write_text(text.replace("square()", "abs()"))
+    clone(f"{IDENTITY} commit -qam second")
+
+    try:
+        code, result, errors = reproduce(clone, "--commit HEAD --check")
+        assert code == 2 and ("code", True) in [
+            (each["subject"], each["fatal"]) for each in result["findings"]
+        ]
+        assert "steps.shop" in errors
+        code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
+        assert (
+            code == 3
+            and "the first recorded step with another loss is step 1:" in result["difference"]
+        ), errors
+    finally:
+        clone("git reset -q --hard HEAD^")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) -> None:
+    before = registered(clone)
+    process = subprocess.Popen(
+        ["rekindle", "reproduce", "shop"],
+        cwd=clone.folder,
+        env=dict(clone.environ),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    assert process.stderr
+    next(line for line in process.stderr if "train running" in line)
+    homes = [str(folder) for folder in leftovers(clone)]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    until("the removal of the folder", lambda: not leftovers(clone))
+    until("the end of the processes", lambda: not any(map(running, homes)))
+    assert registered(clone) == before and not clone("git status --short").stdout
+    assert clone("git worktree prune -n -v && git worktree list").stdout.count("\n") == 1
+    assert reproduce(clone)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_path: Path) -> None:
+    with project(tmp_path) as typed:
+        edit(typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL)
+        imports = "from hera.workflows import Parameter, Suspend, Task, models\nfrom rekindle"
+        edit(typed.folder / "pipelines/nightly.py", "from rekindle", imports)
+        step = typed.folder / "steps/shop.py"
+        step.write_text("import os\n" + step.read_text())
+        line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
+        edit(step, line.strip(), DOWNLOAD)
+
+        assert (
+            typed(
+                "rekindle put data s3://rekindle/raw && rekindle put data s3://rekindle/raw-copy"
+            ).returncode
+            == 0
+        )
+
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
+            resume = "rekindle resume $(ls $REKINDLE_HOME/runs) -p reviewer=ann"
+            until("the approval", lambda: run.done() or typed(resume).returncode == 0)
+            run.result()
+
+        move(typed, tmp_path / "clone")
+        typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
+        code, result, errors = reproduce(typed)
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
+        shutil.rmtree(Path(typed.environ["REKINDLE_HOME"], "runs"))
+        code, result, errors = reproduce(typed, "--check")
+        assert (
+            code == 2
+            and 'the value "reviewer" of the suspended step approval is not recorded' in errors
+        ), errors
+        code, result, errors = reproduce(typed, "-p reviewer=ann")
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
+        data = typed.folder / "data/power.csv"
+        data.write_text(f"{data.read_text()[:-2]}{(int(data.read_text()[-2]) + 1) % 10}\n")
+        typed("rekindle put data s3://rekindle/raw")
+        code, result, errors = reproduce(typed, "-p reviewer=ann")
+        assert code == 2 and [each["subject"] for each in result["findings"]] == ["data"], errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_only_the_released_trial_of_a_sweep_is_trained_again(tmp_path: Path) -> None:
+    with project(tmp_path) as typed:
+        release(typed, "sweep")
+        move(typed, tmp_path / "clone")
+        code, result, errors = reproduce(typed, model="sweep")
+        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+
+
+def running(home: str) -> bool:
+    return subprocess.run(["pgrep", "-f", home], capture_output=True).returncode == 0

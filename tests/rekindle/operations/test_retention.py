@@ -1,0 +1,1277 @@
+"""Retention removes old runs from the store, MLflow, the home and the cache, but nothing that is
+still needed."""
+
+import json
+import os
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from argolocal.common import homes
+from argolocal.controllers.kubectl import Object
+from argolocal.state.journal import RunFiles
+from rekindle import tracking
+from rekindle.cache import claims, entries
+from rekindle.cluster.api import Cluster
+from rekindle.cluster.objects import ClusterObjects
+from rekindle.errors import RekindleError, TrackingError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.local.services.services import ADDRESS_VARIABLES
+from rekindle.mlflow_api import request
+from rekindle.names import RunName
+from rekindle.operations import retention
+from rekindle.release.config import VERSION_ANNOTATION
+from rekindle.release.retention import listing, ownership, removal
+from rekindle.release.retention.decision import Removal, Run, RunRemoval
+from rekindle.storage import Store
+from steps import champion, report
+from tests.rekindle.cli.test_cli import rekindle, workflow
+from tests.rekindle.cluster.server import ApiServer
+
+pytestmark = pytest.mark.usefixtures("mlflow_server")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"cards-{uuid.uuid4().hex[:6]}"
+
+
+TASKS = [{"name": "prepare"}, {"name": "train"}]
+
+
+class Runs:
+    """Creates runs of pipelines, each with a folder, artifacts, a record in MLflow and a cache
+    entry."""
+
+    def __init__(self, home: Path, store: Store, pipeline: str) -> None:
+        self.home = home
+        self.store = store
+        self.pipeline = pipeline
+        self.number = 0
+
+    def make(
+        self,
+        phase: str = "Succeeded",
+        pipeline: str = "",
+        uses: str = "",
+        backfill: str = "",
+        **limits: float,
+    ) -> str:
+        pipeline = pipeline or self.pipeline
+        self.number = self.number + 1
+        name = f"{self.pipeline}-{self.number:03}"
+        files = RunFiles(self.home, name)
+        cached = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
+
+        values = {
+            "cached": json.dumps(cached),
+            "config": json.dumps({"retention": limits}),
+            "backfill": backfill,
+        }
+
+        workflow = {
+            "kind": "Workflow",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": pipeline}},
+            "spec": {
+                "entrypoint": "main",
+                "templates": [{"name": "main", "dag": {"tasks": TASKS}}],
+                "arguments": {"parameters": [{"name": n, "value": v} for n, v in values.items()]},
+            },
+        }
+
+        files.create(workflow)
+        ownership.begin(self.store, workflow, pipeline, counted=not backfill)
+
+        if phase == "Running":
+            ended = {}
+        else:
+            ended = {"finishedAt": f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z"}
+
+        files.snapshot({"phase": phase, "nodes": {}, "startedAt": "2026-01-01T00:00:00Z", **ended})
+        run_id = tracking.start_run(pipeline, name)
+        tracking.log_artifact(run_id, "config.yaml", b"name: cards")
+
+        if ended:
+            tracking.finish(run_id, "FINISHED" if phase == "Succeeded" else "FAILED")
+            ownership.end(self.store, workflow, pipeline, phase == "Succeeded")
+
+        for task in ("prepare", "train"):
+            self.store.put(f"{name}/{task}/out/part", b"123")
+            artifacts = {"out": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
+            entry = entries.Entry(
+                f"{name}-{task}", f"{name}/{task}", {}, artifacts, {"step": "steps.x"}, 1.0
+            )
+            entries.record(self.store, entry)
+
+        files.close()
+        return name
+
+    def workflow(self, name: str) -> dict[str, Any]:
+        return RunFiles(self.home, name).workflow()
+
+    def places(self, name: str, pipeline: str = "") -> set[str]:
+        """Return where something of a run is left."""
+        run_id = tracking.find_run(pipeline or self.pipeline, name)
+        keys = [entry.at for entry in entries.entries(self.store)]
+        found = {
+            "folder": RunFiles(self.home, name).root.exists(),
+            "mlflow": bool(run_id),
+            "prepare": bool(list(self.store.list(f"{name}/prepare/"))),
+            "train": bool(list(self.store.list(f"{name}/train/"))),
+            "cache": f"{name}/train" in keys,
+        }
+        return {place for place, exists in found.items() if exists}
+
+
+EVERYWHERE = {"folder", "mlflow", "prepare", "train", "cache"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
+    entries.remove(s3, entries.entries(s3))
+    embed(tmp_path, "s3", "mlflow")
+    return Runs(tmp_path, s3, name)
+
+
+def embed(home: Path, *services: str) -> None:
+    """Record the services of the environment as services of the home; the others belong to several
+    homes."""
+    (home / "services").mkdir(exist_ok=True)
+    for service in ADDRESS_VARIABLES:
+        port = urlsplit(os.environ[ADDRESS_VARIABLES[service]]).port or 0
+        record = {"name": service, "port": port if service in services else 1, "pid": 0, "since": 0}
+        (home / f"services/{service}.json").write_text(json.dumps(record))
+
+
+def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(runs: Runs) -> None:
+    names = [runs.make() for _ in range(4)]
+    other = runs.make(pipeline=f"{runs.pipeline}-other")
+    running = runs.make("Running")
+    files = RunFiles(runs.home, running)
+    files.lock()
+    record = tracking.find_run(runs.pipeline, names[0])
+    last = runs.make(keep_runs=3)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert runs.places(running) == runs.places(last) == EVERYWHERE
+    assert runs.places(other, f"{runs.pipeline}-other") == EVERYWHERE
+
+    # the embedded MLflow frees the space of its database
+    with pytest.raises(Exception, match="not found"):
+        tracking.tags_of(str(record))
+
+    files.close()
+
+
+def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> None:
+    homes.trust(runs.home)
+    flag = runs.home / "flag"
+    manifest = workflow(("once", f"test -e {flag}"))
+    manifest["metadata"]["labels"] = {
+        "app.kubernetes.io/name": runs.pipeline,
+        "app.kubernetes.io/part-of": "rekindle",
+    }
+    config = {"name": "config", "value": json.dumps({"retention": {"keep_runs": 1}})}
+    manifest["spec"]["arguments"] = {"parameters": [config]}
+    file = runs.home / "workflow.json"
+    file.write_text(json.dumps(manifest))
+
+    for command in (["run", "--manifest", file], ["resume", "four"]):
+        old = [runs.make(), runs.make()]
+        done = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
+        assert "(config section retention)" in done.stderr
+        assert set() in [runs.places(name) for name in old]
+        flag.touch()
+
+
+def test_the_end_of_one_run_removes_a_limited_number_of_runs(runs: Runs) -> None:
+    names = [runs.make() for _ in range(removal.MAX_AT_END + 2)]
+    last = runs.make(keep_runs=1)
+    for left in (2, 0):
+        retention.end_of_run(runs.home, runs.workflow(last))
+        assert len([name for name in names if runs.places(name)]) == left
+
+
+def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
+    names = [runs.make() for _ in range(3)]
+    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+
+
+def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_option_replaces_them(
+    runs: Runs,
+) -> None:
+    names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
+    listed = retention.prune(runs.home, None, {"keep_runs": None}, delete=False)
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and all(
+        row["bytes"] > 0 for row in listed["runs"]
+    )
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
+    assert len(retention.prune(runs.home, None, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    assert {
+        row["run"]
+        for row in retention.prune(runs.home, None, {"keep_runs": 0}, delete=False)["runs"]
+    } == {*names}
+    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == listed["runs"]
+    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert retention.prune(runs.home, None, {}, delete=True) == {"runs": [], "releases": []}
+
+
+def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: Runs) -> None:
+    week = runs.make(backfill="true")
+    other = runs.make()
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(week), runs.places(other)) == (EVERYWHERE, set())
+    assert {
+        row["run"]
+        for row in retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)["runs"]
+    } == {week}
+
+
+def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
+    names = [runs.make() for _ in range(6)]
+    assert [
+        row["run"] for row in retention.prune(runs.home, None, {}, delete=False)["runs"]
+    ] == names[:1]
+
+
+def test_artifacts_stay_while_a_kept_run_reuses_them(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = runs.make()
+    reader = runs.make(uses=f"{source}/prepare", keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(reader))
+    assert "removed 1 run (1 in part) and 0 releases" in capsys.readouterr().err
+    assert runs.places(source) == {"folder", "mlflow", "prepare"}
+    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == [], (
+        "nothing else can be removed"
+    )
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(source), runs.places(reader)) == (set(), set())
+
+
+def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
+    failed = runs.make("Failed")
+    reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(reader))
+    assert runs.places(failed) == EVERYWHERE
+
+
+def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
+    failed = runs.make("Failed")
+    last = runs.make(keep_runs=1)
+    place = retention._machine(runs.home)
+    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    plan, source = place.plan([runs.pipeline])
+    files = RunFiles(runs.home, failed)
+    files.lock()  # after the decision
+    assert (
+        removal.remove(runs.store, plan, place.host, source) == []
+        and runs.places(failed) == EVERYWHERE
+    )
+    files.close()
+    assert (
+        removal.remove(runs.store, plan, place.host, source) == [failed]
+        and runs.places(failed) == set()
+    )
+
+
+def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> None:
+    old = runs.make()
+    last = runs.make(keep_runs=1)
+    lookup = entries.Lookup(runs.store, 1)
+    found = lookup.find(f"{old}-train")
+    assert found and lookup.close(), "a look-up before a run, which is not created yet"
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
+    assert (
+        entries.find(runs.store, f"{old}-train") == found
+        and entries.find(runs.store, f"{old}-prepare") is None
+    )
+
+
+def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = runs.make()
+    last = runs.make(keep_runs=1)
+    place = retention._machine(runs.home)
+    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    plan, source = place.plan([runs.pipeline])
+    first = entries.Lookup(runs.store, 1)
+    second = entries.Lookup(runs.store, 1)
+    assert first.find(f"{old}-train") and second.find(f"{old}-prepare")
+    assert first.close(), "claimed after the decision, before the removal"
+    assert removal.remove(runs.store, plan, place.host, source) == [old]
+    assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
+    assert removal.remove(runs.store, plan, place.host, source) == [], (
+        "only the artifacts of the claim are left"
+    )
+    assert not second.close(), "the look-up has noticed the removal"
+    assert entries.find_and_claim(runs.store, f"{old}-train") is None
+    monkeypatch.setattr(retention, "CLAIM_S", 0.0)
+    plan, source = place.plan([runs.pipeline])
+    assert (
+        removal.remove(runs.store, plan, place.host, source) == [old] and runs.places(old) == set()
+    )
+    assert [item.key for item in runs.store.list(f"{claims.FOLDER}{old}")] == []
+
+
+def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
+    class Killed(retention.Machine):
+        def remove(self, run: str) -> None:
+            raise KeyboardInterrupt
+
+    names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
+    place = retention._machine(runs.home)
+    plan, source = place.plan([runs.pipeline])
+
+    with pytest.raises(KeyboardInterrupt):
+        removal.remove(runs.store, plan, Killed(runs.home), source)
+
+    assert any(runs.places(name) == {"folder"} for name in names[:2])
+    remains = runs.home / "removed/earlier/logs"
+    remains.mkdir(parents=True)
+    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+
+    assert [runs.places(name) for name in names] == [
+        set(),
+        set(),
+        EVERYWHERE,
+    ] and not remains.exists()
+
+
+def release(
+    runs: Runs, run: str, pipeline: str = "", start: str = "", champion: str = "", sha256: str = ""
+) -> str:
+    """Release a model in a run; return its version."""
+    prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
+    runs.store.put(f"{prefix}model.json", json.dumps({"start": start}).encode())
+    runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
+    run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
+    source = runs.store.uri(prefix)
+    model_sha256 = sha256 or uuid.uuid4().hex * 2
+    registered = tracking.register(runs.pipeline, prefix, source, model_sha256, run_id, {})
+    record = {"name": runs.pipeline, "version": registered.version, "model_sha256": model_sha256}
+    hashes = {"files": {"model.json": "0" * 64}}
+    runs.store.put(f"{prefix}release.json", json.dumps(record | hashes).encode())
+    return registered.version
+
+
+def versions(runs: Runs) -> dict[str, bool]:
+    """Map the versions of the model to the existence of their files."""
+    found = request(
+        "GET", "mlflow/model-versions/search", params={"filter": f"name = '{runs.pipeline}'"}
+    )
+    rows = {
+        item["version"]: item["source"].split("/", 3)[3]
+        for item in found.get("model_versions") or []
+    }
+    return {
+        version: bool(list(runs.store.list(prefix))) for version, prefix in sorted(rows.items())
+    }
+
+
+def serve(home: Path, model: str, version: str) -> None:
+    """Create the Deployment of a release, to which `rekindle rollback` can go back."""
+    labels = {"app.kubernetes.io/name": model}
+    container = {"name": "main", "image": "a"}
+
+    obj: Object = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": f"{model}-{version}",
+            "labels": labels,
+            "annotations": {VERSION_ANNOTATION: version},
+        },
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }
+
+    LocalObjects(LocalCluster(home)).controllers["Deployment"].apply(obj)
+
+
+def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs) -> None:
+    names = [runs.make() for _ in range(5)]
+    numbers = [release(runs, name) for name in names]
+    tracking.record_champion(runs.pipeline, numbers[0], "d-1")
+    serve(runs.home, runs.pipeline, numbers[1])
+    last = runs.make(keep_runs=1, keep_releases=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
+
+    assert [runs.places(name) for name in names] == [
+        {"mlflow"},
+        {"mlflow"},
+        set(),
+        set(),
+        {"mlflow"},
+    ]
+
+    emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
+    assert emptied[listing.EMPTIED_TAG] == "removed"
+    assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
+    tracking.record_champion(runs.pipeline, numbers[4], "d-5")
+    listed = retention.prune(runs.home, None, {}, delete=True)
+    assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
+    assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
+
+
+def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
+    base = release(runs, runs.make())
+    unused = release(runs, runs.make())
+    champion = release(runs, runs.make(), sha256="5a" * 32)
+    found = tracking.find_version(runs.pipeline, base)
+    tuned = release(runs, runs.make(), start=found.uri if found else "")
+    refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
+    retention.prune(runs.home, None, {}, delete=True)
+
+    assert versions(runs) == {
+        base: True,
+        champion: True,
+        tuned: True,
+        refreshed: True,
+    } and unused not in versions(runs)
+
+
+def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
+    """Copy a version into another model, as MLflow does, with or without its tags."""
+    found = request(
+        "GET", "mlflow/model-versions/get", params={"name": runs.pipeline, "version": version}
+    )
+    original = found["model_version"]
+    copy = {"name": model, "source": original["source"], "run_id": original["run_id"]}
+    request("POST", "mlflow/registered-models/create", json={"name": model})
+    request(
+        "POST",
+        "mlflow/model-versions/create",
+        json=copy | ({"tags": original["tags"]} if tags else {}),
+    )
+
+
+def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs: Runs) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(4)]
+    prefixes = [
+        found.uri for number in numbers if (found := tracking.find_version(runs.pipeline, number))
+    ]
+    register_copy(runs, f"{runs.pipeline}-live", numbers[0], tags=True)
+    register_copy(runs, f"{runs.pipeline}-other", numbers[1], tags=False)
+    alias = {"name": f"{runs.pipeline}-live", "alias": "live", "version": "1"}
+    request("POST", "mlflow/registered-models/alias", json=alias)
+    runs.make(keep_releases=1)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [numbers[3]]
+    assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
+
+
+def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again(
+    runs: Runs,
+) -> None:
+    first = release(runs, runs.make())
+    found = tracking.find_version(runs.pipeline, first)
+    assert found
+    tracking.record_champion(runs.pipeline, first, "d-1")
+    renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
+    request("POST", "mlflow/registered-models/rename", json=renamed)
+    run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
+    tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
+    last = release(runs, runs.make(keep_releases=1))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [last] and list(runs.store.list(found.uri))
+
+
+def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
+    failed, running, succeeded = (runs.make(phase) for phase in ("Failed", "Running", "Succeeded"))
+    numbers = [release(runs, name) for name in (failed, running, succeeded)]
+    files = RunFiles(runs.home, running)
+    files.lock()
+    newest = release(runs, runs.make(keep_releases=1, keep_runs=3))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == [*numbers[:2], newest]
+    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
+    files.close()
+
+
+def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: Runs) -> None:
+    other = f"{runs.pipeline}-other"
+    numbers = [
+        release(runs, runs.make()),
+        *(release(runs, runs.make(pipeline=other), other) for _ in range(2)),
+    ]
+    last = runs.make(keep_releases=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [*versions(runs)] == numbers
+    numbers.append(release(runs, runs.make(keep_releases=1)))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[1:]
+    assert (
+        len(retention.prune(runs.home, None, {"keep_releases": 1}, delete=False)["releases"]) == 1
+    )
+
+
+def test_the_release_that_a_run_of_another_pipeline_reads_stays(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = []
+    for _ in range(3):
+        numbers.append(release(runs, runs.make(keep_releases=1)))
+        tracking.record_champion(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
+        if len(numbers) == 2:
+            champion.run(champion.Inputs(name=runs.pipeline))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[1:]
+    monkeypatch.setattr(retention, "RESUMABLE_S", 0.0)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[2:]
+
+
+def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) -> None:
+    source = runs.make()
+    other = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}/prepare/out")})
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(source), runs.places(other)) == ({"folder", "mlflow", "prepare"}, set())
+    tracking.finish(run_id, "FINISHED")
+    removal.delete_record(run_id)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(source) == set()
+
+
+def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> None:
+    source = runs.make()
+    copied = runs.make()
+    for reader, task, tags in (("a", source, {tracking.REFERS: "yes"}), ("b", copied, {})):
+        run_id = tracking.start_run(runs.pipeline, f"{runs.pipeline}-{reader}")
+        tags[f"{tracking.CACHED}train"] = f"{task}/train"
+        tags[listing.STORE_TAG] = listing.store_id(runs.store)
+        tracking.log(run_id, tags=tags)
+        tracking.finish(run_id, "FINISHED")
+
+        ownership.end(
+            runs.store,
+            {"metadata": {"name": f"{runs.pipeline}-{reader}"}},
+            runs.pipeline,
+            succeeded=True,
+        )
+
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    assert (runs.places(source), runs.places(copied)) == (
+        {"folder", "mlflow", "train", "cache"},
+        set(),
+    )
+
+
+def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: Runs) -> None:
+    names = [runs.make() for _ in range(5)]
+    numbers = [release(runs, name) for name in names]
+    for number in numbers[:4]:
+        tracking.record_champion(runs.pipeline, number, f"d-{number}")
+
+    tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
+    runs.make(keep_releases=1)
+    embed(runs.home, "s3")
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [*versions(runs)] == numbers[2:], (
+        "the champion, the release before it, and the newest release"
+    )
+
+    for _ in range(6):
+        runs.make(pipeline=f"{runs.pipeline}-other")
+
+    assert retention.prune(runs.home, None, {}, delete=False)["runs"] == [], "no default limit"
+    embed(runs.home, "s3", "mlflow")
+    assert len(retention.prune(runs.home, None, {}, delete=False)["runs"]) == 1
+
+
+def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(3)]
+    runs.make(keep_releases=1)
+    embed(runs.home, "mlflow")
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert [*versions(runs)] == numbers
+
+
+@pytest.mark.parametrize("folder", ["releases", "cache-claims", "data"])
+def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_along(
+    runs: Runs, folder: str
+) -> None:
+    key = f"{folder}/{runs.pipeline}/train/file"
+    runs.store.put(key, b"1")
+    item = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    removal.remove(
+        runs.store, Removal(runs=[item]), removal.NoHost(), listing.Context({}, 0, 0, None)
+    )
+    assert runs.store.get(key) == b"1"
+    runs.store.delete([key])
+
+
+def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
+    run = runs.make()
+    number = release(runs, run)
+    found = tracking.find_version(runs.pipeline, number)
+    assert found
+    tracking.tag_version(runs.pipeline, number, tracking.REMOVED, listing.store_id(runs.store))
+    again = tracking.register(
+        runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, found.run_id, {}
+    )
+    assert int(again.version) > int(number)
+    record = {"name": runs.pipeline, "version": again.version}
+    runs.store.put(f"{found.uri}release.json", json.dumps(record).encode())
+    runs.make(keep_runs=9)
+    assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
+    assert versions(runs) == {again.version: True}, "the files belong to the new version"
+
+
+CLUSTER = {"keep_days": 14, "deadline_hours": 168}
+
+
+def report_end(runs: Runs, name: str, **limits: float) -> None:
+    config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER}
+    report.run(
+        report.Inputs(workflow=name, status="Succeeded", experiment=runs.pipeline, config=config)
+    )
+
+
+def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [
+        runs.make(phase)
+        for phase in ("Succeeded", "Succeeded", "Failed", "Running", "Succeeded", "Succeeded")
+    ]
+    # the second run belongs to another store, or to an earlier Rekindle
+    for name in (names[0], *names[2:]):
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+
+    report_end(runs, names[-1], keep_runs=2)
+    assert all("mlflow" in runs.places(name) for name in names), (
+        "on one machine, `rekindle run` removes runs"
+    )
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    report_end(runs, names[-1])
+    assert all("mlflow" in runs.places(name) for name in names), "without limits"
+    report_end(runs, names[-1], keep_runs=2)
+
+    assert [runs.places(name) - {"folder"} for name in names] == [
+        set(),
+        *[EVERYWHERE - {"folder"}] * 3,
+        EVERYWHERE - {"folder"},
+        EVERYWHERE - {"folder"},
+    ]
+
+    monkeypatch.setenv("S3_BUCKET", "missing")
+    report_end(runs, names[-1], keep_runs=1)  # a run ends even if its object store does not work
+
+
+def test_in_a_cluster_releases_are_removed_after_a_promotion(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(3)]
+    for name in names:
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+
+    numbers = [release(runs, name) for name in names]
+    for number in numbers:
+        tracking.record_champion(runs.pipeline, number, f"d-{number}")
+        tracking.tag_version(runs.pipeline, number, tracking.KEEP_RELEASES, "1")
+
+    report_end(runs, names[-1], keep_releases=1)
+    assert len(versions(runs)) == 3, (
+        "the run has promoted nothing, so older Deployments may still exist"
+    )
+    run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
+    tracking.log(run_id, tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
+    state = {"version": numbers[-1], "deployment": f"d-{numbers[-1]}", "run_id": run_id}
+    runs.store.put(f"releases/{runs.pipeline}/promotion.json", json.dumps(state).encode())
+    report_end(runs, names[-1], keep_releases=1)
+    assert versions(runs) == {
+        numbers[1]: True,
+        numbers[2]: True,
+    }, "serve.keep_releases keeps one earlier Deployment"
+
+
+def test_prune_removes_runs_of_a_cluster_with_their_workflows(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    phases = ["Succeeded", "Failed", "Running", "Succeeded", "Succeeded"]
+
+    names = [runs.make(phase) for phase in phases]
+    for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["labels"]["app.kubernetes.io/part-of"] = "rekindle"
+        workflow["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{number:02}Z"
+
+        if phase != "Running":
+            ended = {"finishedAt": f"2026-01-01T01:00:{number:02}Z"}
+        else:
+            ended = {}
+
+        server.put(collection, workflow | {"status": {"phase": phase, **ended}})
+
+    assert retention.prune(tmp_path, cluster, {}, delete=True) == {
+        "runs": [],
+        "releases": [],
+    }, "no config has a limit"
+    config = {"name": "config", "value": json.dumps({"retention": {"keep_runs": 2}})}
+    newest = server.objects[collection][names[-1]]
+    newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
+    newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
+    listed = retention.prune(tmp_path, cluster, {}, delete=False)
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and set(
+        server.objects[collection]
+    ) == {*names}
+    assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    retention.prune(tmp_path, cluster, {}, delete=True)
+    assert set(server.objects[collection]) == {*names[2:]}
+    assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
+    assert all(runs.places(name) == EVERYWHERE for name in names[2:])
+
+
+def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
+    sweep = runs.make()
+    previous = runs.make()
+    parent = tracking.find_run(runs.pipeline, sweep) or ""
+    trials = [
+        tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {tracking.PARENT: parent})
+        for n in range(3)
+    ]
+    last = runs.make(keep_runs=2)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert runs.places(previous) == EVERYWHERE and runs.places(sweep) == set() and len(trials) == 3
+    assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
+
+
+def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Runs) -> None:
+    scheduled = runs.make()
+    other = runs.make()
+    last = runs.make(keep_runs=1)
+    run_id = tracking.find_run(runs.pipeline, scheduled) or ""
+    tracking.log(run_id, tags={"rekindle.code": "abc"})
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(scheduled), runs.places(other)) == ({"mlflow"}, set())
+
+
+def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
+    old = runs.make()
+    recent = runs.make()
+    files = RunFiles(runs.home, recent)
+    status, _ = files.load()
+    status["finishedAt"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    files.snapshot(status)
+    files.close()
+    last = runs.make(keep_days=1)
+    retention.end_of_run(runs.home, runs.workflow(recent))
+    assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert (runs.places(old), runs.places(recent)) == (set(), EVERYWHERE)
+    assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
+
+
+def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
+    """Record a run as a client of MLflow alone can, with the copied id of the store."""
+    copied = {tracking.WORKFLOW: name, listing.STORE_TAG: listing.store_id(runs.store), **tags}
+    tracking.finish(tracking.start_run(runs.pipeline, name, copied), "FINISHED")
+
+
+@pytest.mark.parametrize("kind", ["path", "parent", "folder", "prefix", "name"])
+def test_a_run_that_only_mlflow_knows_removes_nothing(
+    runs: Runs, tmp_path: Path, kind: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "manifest.yaml").write_text("{}")
+
+    customers = f"customers-{runs.pipeline}"
+    for key in (f"{customers}/2024.csv", f"raw/{customers}/2024.csv"):
+        runs.store.put(key, b"1")
+
+    names = {
+        "path": str(precious),
+        "parent": "../../precious",
+        "folder": f"{customers}/",
+        "prefix": f"raw/{customers}",
+    }
+
+    name = names.get(kind, customers)
+    record_in_mlflow(runs, name)
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    assert (precious / "manifest.yaml").exists()
+
+    assert (
+        runs.store.get(f"{customers}/2024.csv")
+        == runs.store.get(f"raw/{customers}/2024.csv")
+        == b"1"
+    )
+
+    assert tracking.find_run(runs.pipeline, name), "the record in MLflow stays, too"
+
+
+def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Runs) -> None:
+    scheduled = runs.make()
+    other = runs.make()
+    last = runs.make(keep_runs=1)
+    run_id = tracking.find_run(runs.pipeline, scheduled) or ""
+    tracking.log(run_id, tags={"rekindle.code": "abc"})
+
+    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
+        "experiment_id"
+    ]
+    tags = [{"key": tracking.WORKFLOW, "value": scheduled}]
+
+    forged = request(
+        "POST",
+        "mlflow/runs/create",
+        json={"experiment_id": experiment, "start_time": 1, "tags": tags},
+    )
+
+    forged_id = forged["run"]["info"]["run_id"]
+
+    request(
+        "POST",
+        "mlflow/runs/update",
+        json={"run_id": forged_id, "status": "FINISHED", "end_time": 2},
+    )
+
+    retention.end_of_run(runs.home, runs.workflow(last))
+
+    for each in (run_id, forged_id):
+        assert (
+            request("GET", "mlflow/runs/get", params={"run_id": each})["run"]["info"][
+                "lifecycle_stage"
+            ]
+            == "active"
+        )
+
+    assert runs.places(other) == set()
+
+
+def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
+    names = [runs.make() for _ in range(2)]
+    for number in range(9):
+        record_in_mlflow(runs, f"{runs.pipeline}-x{number}")
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 2
+
+
+def test_a_run_with_a_fixed_name_does_not_own_the_files_that_it_found_or_that_are_of_no_task(
+    runs: Runs,
+) -> None:
+    name = f"{runs.pipeline}-001"
+    for key in ("2024.csv", "2024/january.csv", "train/earlier.csv"):
+        runs.store.put(f"{name}/{key}", b"mine")
+
+    assert runs.make() == name
+    runs.store.put(f"{name}/2025.csv", b"mine")
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    left = {item.key.removeprefix(f"{name}/") for item in runs.store.list(f"{name}/")}
+
+    assert left == {
+        "2024.csv",
+        "2024/january.csv",
+        "2025.csv",
+        "train/earlier.csv",
+        "train/out/part",
+    }
+
+
+def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
+    workflow = {
+        "metadata": {"name": f"{runs.pipeline}-x7k2p", "generateName": f"{runs.pipeline}-"},
+        "spec": {},
+    }
+    ownership.begin(runs.store, workflow, runs.pipeline)
+    mark = ownership.read(runs.store, RunName(workflow["metadata"]["name"]))
+    assert mark and mark.whole and mark.ended is None
+    for given in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
+        assert not ownership.is_generated({"name": given, "generateName": f"{runs.pipeline}-"})
+
+
+def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
+    runs: Runs, tmp_path: Path
+) -> None:
+    linked = runs.make()
+    renamed = runs.make()
+    project = tmp_path / "project"
+    (runs.home / "runs" / linked).rename(project)
+    (runs.home / "runs" / linked).symlink_to(project)
+    (runs.home / "runs" / renamed).rename(runs.home / "runs" / "project")
+    retention.prune(runs.home, None, {"keep_runs": 0}, delete=True)
+    assert (project / "manifest.yaml").exists() and (
+        runs.home / "runs/project/manifest.yaml"
+    ).exists()
+
+
+def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(runs: Runs) -> None:
+    names = [runs.make() for _ in range(3)]
+    last = runs.make(keep_runs=2)
+    files = RunFiles(runs.home, last)
+    status, _ = files.load()
+    files.snapshot(status | {"finishedAt": "2025-12-31T00:00:00Z"})
+    files.close()
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE, EVERYWHERE]
+
+
+def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_store(
+    runs: Runs,
+) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(3)]
+    tracking.tag_version(runs.pipeline, numbers[0], tracking.REMOVED, "another store")
+    tracking.tag_version(runs.pipeline, numbers[1], tracking.REMOVED, listing.store_id(runs.store))
+    runs.make(keep_runs=9)
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert versions(runs) == dict.fromkeys(numbers, True)
+
+
+def test_an_interrupted_removal_of_a_release_is_finished(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    first, second = (release(runs, runs.make()) for _ in range(2))
+    last = runs.make(keep_releases=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "delete", kill)
+        retention.end_of_run(runs.home, runs.workflow(last))
+    assert versions(runs) == {first: True, second: True}
+    retention.prune(runs.home, None, {"keep_releases": 9}, delete=True)
+    assert versions(runs) == {second: True}
+
+
+def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> None:
+    runs.store.put(f"raw/{runs.pipeline}/0123456789ab/file", b"1")
+    run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
+
+    for uri in (
+        f"raw/{runs.pipeline}",
+        f"raw/{runs.pipeline}/0123456789ab",
+        "",
+        "/",
+        "releases/",
+        "../x",
+    ):
+        version = {"name": runs.pipeline, "source": "s3://x/y", "run_id": run_id}
+        tags = [
+            {"key": tracking.URI, "value": uri},
+            {"key": tracking.REMOVED, "value": listing.store_id(runs.store)},
+        ]
+
+        request(
+            "POST",
+            "mlflow/registered-models/create",
+            json={"name": f"{runs.pipeline}-{uuid.uuid4().hex}"},
+        )
+
+        if uri == f"raw/{runs.pipeline}":
+            request("POST", "mlflow/registered-models/create", json={"name": runs.pipeline})
+
+        request("POST", "mlflow/model-versions/create", json=version | {"tags": tags})
+
+    runs.make(keep_releases=1)
+    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
+
+
+@pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
+def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
+    numbers = [release(runs, runs.make()) for _ in range(2)]
+    found = tracking.find_version(runs.pipeline, numbers[0])
+    assert found
+    text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
+    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-ref"})
+    request(
+        "POST",
+        "mlflow/model-versions/create",
+        json={"name": f"{runs.pipeline}-ref", "source": text},
+    )
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
+    assert list(runs.store.list(found.uri))
+
+
+def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> None:
+    name = runs.make()
+    other = runs.make()
+    run_id = tracking.find_run(runs.pipeline, name) or ""
+    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-mine"})
+    version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
+    request("POST", "mlflow/model-versions/create", json=version)
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert (runs.places(name), runs.places(other)) == ({"mlflow"}, set())
+
+
+@pytest.mark.parametrize("text", ["o'brien", 'say "hi"', "50%_off", "a\\", "a'b\"c", "modèle"])
+def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text: str) -> None:
+    model = f"{runs.pipeline} {text}"
+    registered = tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {})
+    assert (
+        tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}).version
+        == registered.version
+    )
+    tracking.record_champion(model, registered.version, "d")
+    assert [found.version for found in tracking.promoted_releases(model)] == [registered.version]
+    old = runs.make()
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1)))
+    assert runs.places(old) == set()
+
+
+@pytest.mark.parametrize("folder", ["mlflow", "releases", "customers"])
+def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, folder: str) -> None:
+    store_id = ownership.store_id(runs.store)
+    key = f"{folder}/{runs.pipeline}/2024.csv"
+    runs.store.put(key, b"1")
+
+    mark = ownership.Mark(
+        store=store_id,
+        pipeline=runs.pipeline,
+        number=1,
+        whole=True,
+        tasks=["other"],
+        ended=1.0,
+        succeeded=True,
+    )
+
+    runs.store.put(f"{folder}/{ownership.FILE}", mark.model_dump_json().encode())
+    record_in_mlflow(runs, folder)
+    runs.make()
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.store.get(key) == b"1"
+    runs.store.delete([key, f"{folder}/{ownership.FILE}"])
+
+
+def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(runs: Runs) -> None:
+    name = f"{runs.pipeline}-x7k2p"
+    runs.store.put(f"{name}/prepare/earlier.csv", b"mine")
+    dag = {"name": "main", "dag": {"tasks": TASKS}}
+    workflow = {
+        "metadata": {"name": name, "generateName": f"{runs.pipeline}-"},
+        "spec": {"templates": [dag]},
+    }
+    ownership.begin(runs.store, workflow, runs.pipeline)
+    mark = ownership.read(runs.store, RunName(name))
+    assert mark and not mark.whole and mark.tasks == ["train", name]
+
+    ownership.begin(runs.store, workflow, runs.pipeline, is_first=False)
+    mark = ownership.read(runs.store, RunName(name))
+    assert mark and mark.whole, "in a cluster, other tasks of the run may have written first"
+
+
+def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
+    old = runs.make()
+    kept = runs.make()
+    parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
+    tracking.log(child, tags={tracking.PARENT: parent})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
+    assert runs.places(old) == set() and runs.places(kept) == EVERYWHERE
+
+
+def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
+    reported = runs.make()
+    unreported = runs.make()
+    run_ids = {
+        name: tracking.find_run(runs.pipeline, name) or "" for name in (reported, unreported)
+    }
+    workflow = {"metadata": {"name": reported}}
+    ownership.end(runs.store, workflow, runs.pipeline, True, run_ids[reported])
+
+    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_ids[reported]})["run"][
+        "info"
+    ]["experiment_id"]
+    mine = {}
+
+    for name in (reported, unreported):
+        tags = [{"key": tracking.WORKFLOW, "value": name}]
+        created = request(
+            "POST",
+            "mlflow/runs/create",
+            json={"experiment_id": experiment, "start_time": 1, "tags": tags},
+        )
+
+        mine[name] = created["run"]["info"]["run_id"]
+
+        request(
+            "POST",
+            "mlflow/runs/update",
+            json={"run_id": mine[name], "status": "FINISHED", "end_time": 2},
+        )
+
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert tracking.find_run(runs.pipeline, reported) == mine[reported]
+    assert tracking.find_run(runs.pipeline, unreported) == mine[unreported]
+    assert tracking.tags_of(run_ids[unreported]), (
+        "without a record in the store, none of the two is removed"
+    )
+
+    with pytest.raises(TrackingError, match="not found"):
+        tracking.tags_of(run_ids[reported])
+
+
+def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
+    """Give the records of runs in MLflow the id of the store, as at the end of a run."""
+    for name in names:
+        run_id = tracking.find_run(runs.pipeline, name) or ""
+        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store), **tags})
+
+
+def remove_tag(runs: Runs, name: str, tag: str) -> None:
+    """Remove a tag of a run, as every client of MLflow can."""
+    run_id = tracking.find_run(runs.pipeline, name)
+    request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
+
+
+def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(3)]
+    belong_to_the_store(runs, *names)
+    belong_to_the_store(runs, names[0], **{listing.EMPTIED_TAG: "removed"})
+    report_end(runs, names[-1], keep_runs=3)
+    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+
+
+def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    old = runs.make()
+    weeks = [runs.make(backfill="true") for _ in range(3)]
+    last = runs.make()
+    belong_to_the_store(runs, old, last)
+    belong_to_the_store(runs, *weeks, **{tracking.BACKFILL: "yes"})
+    for week in weeks:
+        remove_tag(runs, week, tracking.BACKFILL)
+    report_end(runs, last, keep_runs=2)
+    assert runs.places(old) == EVERYWHERE
+
+
+def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
+    champion = release(runs, runs.make(), sha256="5a" * 32)
+    refreshed = release(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
+    tracking.tag_version(runs.pipeline, champion, tracking.SHA256, "0" * 64)
+    retention.prune(runs.home, None, {}, delete=True)
+    assert versions(runs) == {champion: True, refreshed: True}
+
+
+def test_a_promotion_that_only_mlflow_knows_removes_no_release(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    names = [runs.make() for _ in range(2)]
+    promoted = {"rekindle.promoted": f"{runs.pipeline} 2"}
+    belong_to_the_store(runs, *names, **promoted)
+    numbers = [release(runs, name) for name in names]
+    report_end(runs, names[-1], keep_releases=1)
+    assert versions(runs) == dict.fromkeys(numbers, True)
+
+
+def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: Runs) -> None:
+    key = f"releases/{runs.pipeline}/0123456789ab"
+    claims.claim(runs.store, [key])
+    item = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    context = listing.Context({}, 0, 0, None)
+    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), context)
+    assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES)
+
+
+def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
+    found = tracking.find_version(runs.pipeline, release(runs, runs.make()))
+    assert found
+    runs.store.put(f"{found.uri}mine/notes.txt", b"1")
+    release(runs, runs.make(keep_releases=1))
+    retention.prune(runs.home, None, {}, delete=True)
+    assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
+
+
+@pytest.mark.parametrize("counter", [b"9" * 5000, b"0", None])
+def test_a_lost_number_does_not_make_the_next_run_the_oldest(
+    runs: Runs, counter: bytes | None
+) -> None:
+    names = [runs.make() for _ in range(2)]
+    if counter is None:
+        runs.store.delete([ownership.NUMBER_KEY])
+    else:
+        runs.store.put(ownership.NUMBER_KEY, counter)
+    last = runs.make(keep_runs=1)
+    retention.end_of_run(runs.home, runs.workflow(last))
+    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*"])
+def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
+    runs: Runs, path: str
+) -> None:
+    source = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}{path}")})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.places(source)
+
+
+def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    names = [runs.make() for _ in range(2)]
+    belong_to_the_store(runs, *names)
+    for name, labels in ((names[0], {}), (names[1], {"app.kubernetes.io/part-of": "rekindle"})):
+        workflow = runs.workflow(name)
+        metadata = workflow["metadata"] | {"creationTimestamp": "2026-01-01T00:00:00Z"}
+        metadata["labels"] = {"app.kubernetes.io/name": runs.pipeline} | labels
+        status = {"phase": "Succeeded", "finishedAt": "2026-01-01T01:00:00Z"}
+        server.put(collection, workflow | {"metadata": metadata, "status": status})
+    retention.prune(tmp_path, cluster, {"keep_runs": 1}, delete=True)
+    assert "prepare" not in runs.places(names[0]), "the run is of another namespace"
+    assert set(server.objects[collection]) == {*names}
+
+
+def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: Runs) -> None:
+    name = runs.make()
+    manifest = runs.home / "runs" / name / "manifest.yaml"
+    for uid in ("machine-a", "machine-b"):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["uid"] = uid
+        ownership.begin(runs.store, workflow, runs.pipeline)
+        if uid == "machine-a":
+            manifest.write_text(json.dumps(workflow))
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.places(name) >= {"mlflow", "prepare", "train"}
+    assert not manifest.exists()
+
+
+def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluster) -> None:
+    for name in ("my model", "demo,team notin (a)", "ä", "x" * 64, ""):
+        assert ClusterObjects(cluster).deployments(name) == []
+
+
+@pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
+def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
+    number = release(runs, runs.make())
+    tracking.record_champion(runs.pipeline, number, "d-1")
+    tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
+    before = {item.key for item in runs.store.list(claims.FOLDER)}
+    with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
+        champion.run(champion.Inputs(name=runs.pipeline))
+    assert {item.key for item in runs.store.list(claims.FOLDER)} == before

@@ -1,0 +1,199 @@
+"""Every decision of a sweep may be repeated: by a restarted pod, or by several pods at the same
+time."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from argolocal.common.json_text import to_json
+from rekindle.errors import ConfigError
+from rekindle.storage import Store
+from rekindle.training.sweep import report
+from rekindle.training.sweep.budget import step_share
+from rekindle.training.sweep.config import Budget, Settings, Sweep
+from rekindle.training.sweep.halving import Job, Trial
+from rekindle.training.sweep.study import Study
+
+SPACE = {
+    "train": {
+        "learning_rate": {"low": 1e-4, "high": 1e-1, "log": True},
+        "batch_size": {"low": 8, "high": 64},
+    },
+    "model": {"shape": [[8, 16], [16, 32]]},
+}
+WHOLE = {"train.batch_size": True}
+DEFAULT = {"train.learning_rate": 0.01, "train.batch_size": 32, "model.shape": [8, 16]}
+
+
+@pytest.fixture
+def study(s3: Store, request: pytest.FixtureRequest) -> Study:
+    sweep = Sweep.model_validate({"space": SPACE, "trials": 9, "rungs": 2, "seed": 5})
+    return Study(s3, f"{request.node.name}/search", sweep)
+
+
+def loss(settings: Settings) -> float:
+    return (
+        abs(settings.get("train.learning_rate", 0.02) - 0.02) + settings["train.batch_size"] / 1000
+    )
+
+
+def finish(study: Study, trial: Trial, rung: int, why: str = "") -> None:
+    """Write the result of a trial like its pod."""
+    output = study.output(trial.number, rung)
+    if why:
+        study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
+        return
+    measured = json.dumps({"step": 1, "loss": loss(trial.settings) / (1 + rung)})
+    study.store.put(f"{output}/validation.json", measured.encode())
+    model = {"step": 10 * (1 + rung), "sha256": f"{trial.number}"}
+    study.store.put(f"{output}/model.json", json.dumps(model).encode())
+
+
+def run_pod(
+    study: Study, pod: int, default: Settings = DEFAULT, killed: random.Random | None = None
+) -> None:
+    """Train the trials of a pod, which is `killed` and replaced at random moments."""
+    study = Study(study.store, study.root, study.sweep)
+    while claim := study.claim(pod, default, WHOLE):
+        if killed and killed.random() < 0.5:
+            study = Study(study.store, study.root, study.sweep)
+            assert study.claim(pod, default, WHOLE) == claim
+        finish(study, *claim)
+
+
+def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store) -> None:
+    run_pod(study, 0)
+    trials = study.read()
+    other = Study(s3, "others/search", study.sweep)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda pod: run_pod(other, pod, killed=random.Random(pod)), range(3)))
+
+    assert other.read() == trials and other.jobs == study.jobs
+    assert trials[0].settings == DEFAULT and [trial.number for trial in trials] == list(range(9))
+    assert all(isinstance(trial.settings["train.batch_size"], int) for trial in trials)
+    assert study.winner().number == min(
+        range(9), key=lambda number: (loss(trials[number].settings), number)
+    )
+    assert (
+        report.rows(study)[0]["trial"] == study.winner().number and len(report.table(study)) == 10
+    )
+    assert not report.describe_untried(study)
+
+
+def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
+    study: Study, s3: Store
+) -> None:
+    while (claim := study.claim(0, DEFAULT, WHOLE)) and claim[0].number < 8:
+        finish(study, *claim)
+
+    assert claim and study.jobs[-1] == Job(8, 0)
+    with ThreadPoolExecutor(1) as pool:
+        other_pod = pool.submit(run_pod, study, 1)
+        try:
+            other_pod.result(30)
+        finally:
+            finish(study, *claim)
+
+    run_pod(study, 0)
+    undisturbed = Study(s3, "alone/search", study.sweep)
+    run_pod(undisturbed, 0)
+    assert study.read() == undisturbed.read() and study.jobs == undisturbed.jobs
+
+
+def test_the_trial_of_a_lost_pod_is_taken_over(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.training.sweep.study.CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("rekindle.training.sweep.study.TAKEOVER_TIMEOUT_S", 0.5)
+    lost = study.claim(1, DEFAULT, WHOLE)
+    assert lost and lost[0].number == 0
+    study.record_seconds("1", {Job(0, 0): 20.0})
+    run_pod(study, 0)
+    assert len(study.read()) == 9 and study.winner().rung == 1 and Job(0, 0) in study.results
+
+
+def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) -> None:
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
+    assert report.rows(study)[-1]["state"] == "failed"
+
+
+def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim)
+        if claim[0].number == 4:
+            validation = b'{"step": 1, "loss": null}'
+            study.store.put(
+                f"{study.output(claim[0].number, claim[1])}/validation.json", validation
+            )
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
+    row = report.rows(study)[-1]
+    assert (row["trial"], row["state"], row["loss"]) == (4, "failed", None)
+    assert row["why"].startswith("its loss is not a number: ")
+    assert "NaN" not in to_json(report.rows(study))
+
+
+def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study) -> None:
+    claim = study.claim(0, DEFAULT, WHOLE)
+    assert claim
+    finish(study, *claim)
+    output = study.output(claim[0].number, claim[1])
+
+    best = {
+        "best": {"step": 3, "validation_loss": 0.25, "released": True},
+        "step": 10,
+        "sha256": "0",
+    }
+
+    study.store.put(f"{output}/model.json", json.dumps(best).encode())
+    study.store.put(f"{output}/validation.json", b'{"step": 1, "loss": null}')
+
+    assert study.result(Job(claim[0].number, claim[1])) == {
+        "value": 0.25,
+        "steps": 10,
+        "sha256": "0",
+    }
+
+
+def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: Study) -> None:
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        finish(study, *claim, why="training has diverged")
+    with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
+        study.winner()
+
+
+@pytest.mark.parametrize("sampler", ["random", "grid"])
+def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str) -> None:
+    space = {
+        "train": {"batch_size": {"low": 8, "high": 16, "step": 8}},
+        "model": {"shape": [1, 2, 3]},
+    }
+    settings = {"space": space, "trials": 6, "lag": 2, "sampler": sampler, "rungs": 1}
+    study = Study(s3, f"{sampler}/search", Sweep.model_validate(settings))
+    run_pod(study, 0, default={})
+    trials = study.read()
+    distinct = {json.dumps(trial.settings) for trial in trials}
+    assert len(trials) == 6 and (len(distinct) == 6 or sampler == "random")
+
+
+def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study) -> None:
+    budget = Budget.model_validate({"hours": 3.0})  # a whole trial takes an hour
+    study.sweep = study.sweep.model_copy(update={"budget": budget})
+    seconds: dict[Job, float] = {}
+
+    while claim := study.claim(0, DEFAULT, WHOLE):
+        job = Job(claim[0].number, claim[1])
+        finish(study, *claim)
+        seconds[job] = 3600 * step_share(study.sweep, job, study.jobs)
+        study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
+        study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})
+
+    assert study.hours() == pytest.approx(sum(seconds.values()) / 3600) and 2 <= study.hours() <= 3
+    assert study.winner().rung == 1
+    first, *others = report.describe_untried(study)
+    assert f"{len(study.read())} of 9 trials were started" in first and len(others) >= 2, others
+    assert any(line.startswith("train.learning_rate: 0.") for line in others), others

@@ -1,0 +1,114 @@
+"""The trials of one pod, as real processes: each is trained once, even if the pod is restarted."""
+
+import json
+import signal
+from typing import Any
+
+from rekindle.storage import Store
+from rekindle.training.launch import notice
+from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.halving import Trial
+from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.trials import training_spec
+from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
+from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401
+from tests.waiting import until
+
+TRAIN = {
+    "batch_size": 8,
+    "virtual_workers": 7,
+    "steps": 30,
+    "validation": 0.1,
+    "validation_steps": 5,
+}
+SPACE = {"train": {"learning_rate": [0.01, 0.02, 1e30]}}
+COMMON = {
+    "workload": TOY,
+    "family": "",
+    "dataset": DATASET,
+    "digest": DIGEST,
+    "train": TRAIN,
+    "model": {},
+}
+
+
+def make_study(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
+    """Return a study of three trials (the last one diverges), and the command of its only pod."""
+    sweep = Sweep.model_validate(
+        {"space": SPACE, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1}
+    )
+    study = Study(s3, root, sweep)
+
+    for number, rate in enumerate((0.01, 0.02, 1e30)):
+        record = {
+            "trial": number,
+            "rung": 0,
+            "pod": 0,
+            "settings": {"train.learning_rate": rate},
+            "attrs": {},
+        }
+        s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
+
+    values = {"sweep": sweep.model_dump(mode="json"), "root": root, **COMMON}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
+    return study, ["steps.search.trial", *(f"--{name}={text}" for name, text in texts.items())]
+
+
+def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
+    crew: Crew, s3: Store
+) -> None:
+    calm, argv = make_study(s3, "calm/search", 2)
+    pod = crew._start("calm", argv, {})
+    assert pod.code() == 0, pod.said()
+    study, argv = make_study(s3, "struck/search", 2)
+
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        pod = crew._start("struck", argv, {"TOY_HOLD": "25"})
+        crew.held(25, pod)
+        pod.send(number)
+        crew.release(25)
+        assert pod.code() == code, pod.said()
+        (crew.logs / "25").unlink()
+
+    pod = crew._start("struck", argv, {})
+    assert pod.code() == 0, pod.said()
+    assert study.read() == calm.read() and study.trials()[0].sha256
+    assert [trial.failure[:15] for trial in study.trials()] == ["", "", "the gradient of"]
+    again = crew._start("again", argv, {})
+    assert again.code() == 0 and "trial 0" not in again.said()
+
+
+def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Any) -> None:  # noqa: F811
+    study, argv = make_study(s3, "noticed/search", 1)
+    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {address(cloud)}"})
+    crew.held(25, pod)
+    cloud.events = [EVENT]
+    until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
+    crew.release(25)
+    assert pod.code() == 143, pod.said()
+    assert not study.read()[0].values
+    assert "left after step" in pod.said(), pod.said()
+
+
+def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_continues(
+    crew: Crew, s3: Store
+) -> None:
+    study, argv = make_study(s3, "crashed/search", 1)
+    record = {"trial": 1, "rung": 0, "pod": 0, "settings": {"model.width": -1}, "attrs": {}}
+    s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
+    pod = crew._start("crashed", argv, {})
+    assert pod.code() == 0, pod.said()
+    assert "crashed 3 times" in study.read()[1].failure and study.winner().number == 0
+
+
+def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
+    study, _ = make_study(s3, "settings/search", 1)
+    spec = training_spec(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
+    assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
+    assert (
+        spec.out == "settings/search/trials/1/rung-0"
+        and spec.checkpoints == "settings/search/trials/1/checkpoints"
+    )
