@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
-from argolocal.common.names import show
-from argolocal.controllers.kinds import Kinds
+from argolocal.common.checked_names import show
+from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.manifest.read import objects_of, split
 from argolocal.pods.artifacts import load

@@ -32,11 +32,11 @@ import torch
 
 from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
+from rekindle.training.checkpoint.durable import CHUNK_BYTES, RankSize, run_parallel
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import CHUNK_BYTES, RankSize, run_parallel
-from rekindle.training.data import LoaderState
+from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State, raw
+from rekindle.training.training_state import State, raw
 
 STEP = 0.2  # seconds of a step that runs during a write in the background
 SHORT = 0.00043  # seconds of a short step, for the overhead of snapshots

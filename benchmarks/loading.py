@@ -26,8 +26,8 @@ from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import prepare
 from steps import fraud
-from steps.fraud.config import Data
 from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
+from steps.fraud.fraud_config import Data
 
 WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH = 256

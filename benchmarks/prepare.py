@@ -30,9 +30,9 @@ ONE_THREAD = dict.fromkeys(
 def simulated(source: Path, target: Path) -> None:
     """Simulate the world whose URI is in the file `source`; write a parquet file with the published
     column names."""
-    from steps.fraud.config import Columns
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.world import parse
+    from steps.fraud.fraud_config import Columns
 
     simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
 
@@ -42,10 +42,10 @@ def polars(source: Path, target: Path) -> None:
     step's reader and checks."""
     import polars as pl
 
-    from steps.fraud.config import Data
-    from steps.fraud.data.checks import check
     from steps.fraud.data.features import HANDBOOK_NAMES, tables
+    from steps.fraud.data.row_checks import check
     from steps.fraud.data.source import read
+    from steps.fraud.fraud_config import Data
 
     data = Data(source=str(source))
     rows = check(read(data, target), data.columns, data.tolerated_rejects).rows

@@ -151,7 +151,7 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
     environment of its servers."""
     from rekindle.content.release_files import content_hash
     from rekindle.local.services.services import Services
-    from rekindle.release.files import commit
+    from rekindle.release.release_files import commit
     from rekindle.storage import Store, file_sha256
 
     services = Services(home, {})

@@ -11,7 +11,7 @@ from hera.workflows import Task
 import rekindle
 from rekindle import blocks
 from rekindle.blocks.serving.retraining import retraining
-from rekindle.release.config import DriftConfig
+from rekindle.release.serve_config import DriftConfig
 
 
 class Config(rekindle.Config):

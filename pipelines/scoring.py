@@ -32,7 +32,7 @@ class Config(rekindle.Config):
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         champion = blocks.step("steps.champion", name=config.scoring.model)
-        files = blocks.step("steps.scoring.listing", prefix=config.scoring.files)
+        files = blocks.step("steps.scoring.instance_folders", prefix=config.scoring.files)
         blocks.step(
             "steps.scoring.score",
             model_uri=champion.outputs.model_uri,

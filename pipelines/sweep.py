@@ -13,12 +13,12 @@ from pydantic import model_validator
 import rekindle
 from rekindle import blocks, project
 from rekindle.blocks.container import RETRY_CONDITION, retries
-from rekindle.blocks.pod import pod_spec, resources
+from rekindle.blocks.pod_settings import pod_spec, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
-from rekindle.training.cost import pods
+from rekindle.training.cost import pod_requests
 from rekindle.training.cost.prices import FILE, HOUR_S, Prices
-from rekindle.training.sweep.config import (
+from rekindle.training.sweep.sweep_config import (
     Budget,
     Sweep,
     check_workload,
@@ -46,10 +46,10 @@ def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
     prices = Prices.load(project.root())
     spec = pod_spec(pod, "", [{"resources": resources(pod)}])
 
-    price = prices.pod_cost(pods.of_spec(spec), HOUR_S) if prices else 0.0
+    price = prices.pod_cost(pod_requests.of_spec(spec), HOUR_S) if prices else 0.0
     if not price:
         if prices:
-            reason = f"the price of {pods.of_spec(spec)} is 0"
+            reason = f"the price of {pod_requests.of_spec(spec)} is 0"
         else:
             reason = f"{FILE} is missing in the project"
 

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from argolocal.common.checked_names import Name, show
 from argolocal.common.files import read_regular
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
-from argolocal.common.names import Name, show
 from argolocal.errors import InvalidDocument
 from rekindle.errors import rule
 

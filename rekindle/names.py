@@ -1,5 +1,5 @@
 """Names from outside as types: runs, models, versions, tasks, keys of objects, digests
-(argolocal/common/names.py).
+(argolocal/common/checked_names.py).
 
     ModelName(tags["model"], "the tag model of MLflow")
     TaskReference("fraud-x7k2p/prepare").run
@@ -11,7 +11,15 @@ An instance of a type is always valid: a value that is not valid raises InvalidN
 import re
 from urllib.parse import SplitResult, urlsplit
 
-from argolocal.common.names import INVISIBLE, InvalidName, Name, ObjectName, PathName, RunName, show
+from argolocal.common.checked_names import (
+    INVISIBLE,
+    InvalidName,
+    Name,
+    ObjectName,
+    PathName,
+    RunName,
+    show,
+)
 
 __all__ = [
     "ArtifactKey",

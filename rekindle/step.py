@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from argolocal.common import program
+from argolocal.common.checked_names import show
 from argolocal.common.json_text import describe_not_finite, loads, to_json
-from argolocal.common.names import show
 from argolocal.common.wording import shorten
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
@@ -324,7 +324,7 @@ def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> 
 def verify_artifacts(inputs: StepInputs) -> None:
     """Raise DataError if an input is a dataset or a trained model whose files were changed after
     they were written."""
-    from rekindle.content.artifacts import find_digest_input, verify_artifact
+    from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
 
     for name, field in type(inputs).model_fields.items():
         if is_artifact(field):

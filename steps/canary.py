@@ -16,7 +16,7 @@ from math import ceil
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.release.config import CHAMPION_CHANGED, PASSED, CanaryConfig
+from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED, CanaryConfig
 
 
 class Inputs(StepInputs):

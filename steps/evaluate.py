@@ -17,7 +17,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
-from rekindle.release.config import MAX_BATCH
+from rekindle.release.serve_config import MAX_BATCH
 from rekindle.step import SHA256, SHA256_OR_EMPTY
 
 INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metrics
@@ -81,7 +81,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking, workload
     from rekindle.content.weights import read_description
     from rekindle.release.evaluation import evaluate
-    from rekindle.release.files import describe_changes, download_champion, evaluated_rows
+    from rekindle.release.release_files import describe_changes, download_champion, evaluated_rows
     from rekindle.storage import Store
 
     sha256 = read_description(inputs.model).sha256

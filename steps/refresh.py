@@ -68,7 +68,7 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
-    from rekindle.release import files as release
+    from rekindle.release import release_files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
 

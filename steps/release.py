@@ -5,8 +5,8 @@
       --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
-rekindle/release/files.py lists the files of a release. A repeated step registers one version only,
-and completes a release that was interrupted.
+rekindle/release/release_files.py lists the files of a release. A repeated step registers one
+version only, and completes a release that was interrupted.
 """
 
 import os
@@ -71,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.files import collect, commit, describing_hashes, upload
+    from rekindle.release.release_files import collect, commit, describing_hashes, upload
 
     if inputs.verdict != "release":
         raise ConfigError(

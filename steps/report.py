@@ -29,7 +29,7 @@ from rekindle.step import StepInputs, StepOutputs
 if TYPE_CHECKING:
     from rekindle.storage import Store
     from rekindle.training.cost.tariff import Tariff
-    from rekindle.training.ledger.report import Summary
+    from rekindle.training.ledger.ledger_summary import Summary
 
 # maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000
 # characters
@@ -191,7 +191,7 @@ def trim_cache(limits: dict[str, Any]) -> None:
 def apply_retention(inputs: Inputs, run_id: str) -> None:
     """Remove old runs and releases, unless `rekindle run` removes them on this machine."""
     from rekindle import tracking
-    from rekindle.release.retention import listing, pod
+    from rekindle.release.retention import cluster_retention, listing
     from rekindle.storage import Store
 
     store = Store.from_env().short_retries()
@@ -201,7 +201,7 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
         return
 
     promoted = find_promoted(store, inputs, run_id)
-    names = pod.apply(store, inputs.workflow, inputs.config, promoted)
+    names = cluster_retention.apply(store, inputs.workflow, inputs.config, promoted)
     if names:
         sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
 
@@ -307,9 +307,9 @@ def log_trial_costs(
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
-    from rekindle.training.sweep.config import Sweep
     from rekindle.training.sweep.costs import total_amounts, trial_bills
     from rekindle.training.sweep.study import FOLDER, Study
+    from rekindle.training.sweep.sweep_config import Sweep
 
     prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
     if not prices:

@@ -14,7 +14,7 @@ another `drain_seconds`, completes requests in flight and on open connections wi
 
 import os
 
-from rekindle.release.config import ServerSettings
+from rekindle.release.serve_config import ServerSettings
 from rekindle.step import StepOutputs
 
 
@@ -35,7 +35,7 @@ def run(inputs: Inputs) -> Outputs:
         "POLARS_MAX_THREADS",
     ):  # the model processes inherit these variables
         os.environ[name] = str(inputs.threads)
-    from rekindle.serving.server import serve
+    from rekindle.serving.model_server import serve
 
     serve(inputs)
     return Outputs()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
-from rekindle.release.config import CHAMPION_CHANGED
+from rekindle.release.serve_config import CHAMPION_CHANGED
 from rekindle.step import SHA256
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.release import promotion
-    from rekindle.release.client import ModelClient, resolve
     from rekindle.release.compare import Comparison, compare, read_numerics, read_predictions
-    from rekindle.release.files import PREDICTIONS
+    from rekindle.release.model_client import ModelClient, resolve
+    from rekindle.release.release_files import PREDICTIONS
     from rekindle.release.watch import drift
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")

@@ -71,12 +71,12 @@ CREWS = {
 LONG = (
     "tests/steps/test_train.py",
     "tests/test_first_run.py",
-    "tests/steps/fraud/test_protocol.py",
+    "tests/steps/fraud/test_handbook_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
     "tests/rekindle/serving/test_connections.py",
     "tests/rekindle/operations/test_rollback.py",
     *PIECES,
-    "tests/rekindle/view/test_foreground.py",
+    "tests/rekindle/view/test_pipeline_display.py",
     "tests/rekindle/cli/test_stranger.py",
     "tests/argolocal/runner/test_run.py",
 )

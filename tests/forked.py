@@ -30,12 +30,12 @@ HEAVY = (
     "rekindle.blocks.manifest.render",
     "rekindle.cluster.workflows",
     "rekindle.operations.backfill",
-    "rekindle.operations.trials",
+    "rekindle.operations.sweep_trials",
     "rekindle.operations.rollback",
     "rekindle.view.cluster_logs",
     "rekindle.view.cluster_overview",
     "rekindle.view.explain",
-    "rekindle.operations.reuse",
+    "rekindle.operations.cached_results",
 )
 
 

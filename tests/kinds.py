@@ -12,9 +12,9 @@ from typing import Any
 from rekindle.blocks import volume
 from rekindle.blocks.jobs import pytorch_job, train_job
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
-from rekindle.blocks.serving import autoscaler, deployment, service
+from rekindle.blocks.serving import autoscaler, model_deployment, service
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.release.config import ServeConfig
+from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 
 PASS = "pass"
@@ -67,13 +67,13 @@ def kinds(
         "TrainingRuntime": Kind(train_job.runtime(name, train, config, [])),
         "TrainJob": Kind(train_job.train_job(name, train, config, [])),
         "Deployment": Kind(
-            deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
-            deployment.SUCCESS,
-            deployment.FAILURE,
+            model_deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
+            model_deployment.SUCCESS,
+            model_deployment.FAILURE,
         ),
         "Service": Kind(service.service(name, 8080, f"{name}-1")),
         "HorizontalPodAutoscaler": Kind(autoscaler.autoscaler(name, serve, f"{name}-1")),
-        "PodDisruptionBudget": Kind(deployment.disruption_budget(name)),
+        "PodDisruptionBudget": Kind(model_deployment.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from argolocal.common.names import RunName, show
+from argolocal.common.checked_names import RunName, show
 
 ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.checked_names import show
 from argolocal.common.files import read_regular
-from argolocal.common.names import show
 from argolocal.common.wording import shorten
 from argolocal.errors import InvalidDocument
 

@@ -10,8 +10,8 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.common import program
+from argolocal.common.checked_names import InvalidName
 from argolocal.common.files import is_own, make_own
-from argolocal.common.names import InvalidName
 from argolocal.state.journal import RunFiles
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.common.names import RunName
 from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory import memory_volume

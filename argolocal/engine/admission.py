@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, parse_time
 from argolocal.language import gofmt
-from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
+from argolocal.manifest.allowed_values import FULFILLED, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
 
 LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run may hold

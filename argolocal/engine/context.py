@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from argolocal.engine.inputs import Inputs
 from argolocal.engine.nodes import Kill, NodeTable, Options, Start, format_time, parse_time
 from argolocal.engine.scope import Scope
-from argolocal.manifest import volumes
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest import volume_claims
+from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.manifest.resolve import qualified_name
 from argolocal.manifest.types import Node, Task, Template
 
@@ -176,7 +176,7 @@ class Context:
         self.status["message"] = message
 
         self.status["finishedAt"] = format_time(table.now)
-        if not volumes.keeps_claims(self.spec, phase):
+        if not volume_claims.keeps_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:

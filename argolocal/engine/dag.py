@@ -24,7 +24,7 @@ from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import STEPS, Missing, TemplateError, substitute
-from argolocal.manifest.kinds import COMPLETED, FAILED, FULFILLED
+from argolocal.manifest.allowed_values import COMPLETED, FAILED, FULFILLED
 from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 

@@ -22,7 +22,7 @@ from argolocal.engine.scope import (
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
 from argolocal.language.substitute import nest_scope, substitute
-from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.types import Node, Task
 
 EXIT_HOOK = "exit"

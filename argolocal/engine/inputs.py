@@ -15,7 +15,7 @@ from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import nest_scope, parse_result, replace
-from argolocal.manifest.names import SCHEDULED_TIME
+from argolocal.manifest.object_labels import SCHEDULED_TIME
 from argolocal.manifest.types import Task, Template
 
 ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from argolocal.errors import NodeError, describe
-from argolocal.manifest.kinds import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 # number of nodes of a run; Argo's status cannot hold as many nodes, and this runner creates them in

@@ -18,7 +18,7 @@ from argolocal.language import gofmt
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import nest_scope
-from argolocal.manifest.kinds import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
+from argolocal.manifest.allowed_values import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
 from argolocal.manifest.patch import merge_over
 from argolocal.manifest.types import Node, Task, Template
 

@@ -32,8 +32,8 @@ from argolocal.engine.nodes import (
     parse_time,
 )
 from argolocal.errors import describe
-from argolocal.manifest import volumes
-from argolocal.manifest.kinds import FAILED, FULFILLED
+from argolocal.manifest import volume_claims
+from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 MAX_DEPTH = 100  # levels of nested templates; each level takes about a dozen nested Python calls
@@ -77,7 +77,7 @@ class Scheduler(Context):
             self.status["startedAt"] = format_time(now)
 
         if "volumeClaimTemplates" in self.spec and not self.done:
-            self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
+            self.status["persistentVolumeClaims"] = volume_claims.claims(self.workflow)
 
         for event in events:
             try:
@@ -364,7 +364,7 @@ class Scheduler(Context):
         template = retry.with_defaults(
             self.inputs.template(caller), self.spec.get("templateDefaults")
         )
-        mounted_volumes = volumes.mounted_volumes(self.spec, self.status, template)
+        mounted_volumes = volume_claims.mounted_volumes(self.spec, self.status, template)
         if mounted_volumes:
             template = {**template, "volumes": mounted_volumes}
 

@@ -19,7 +19,7 @@ from argolocal.engine.nodes import (
 )
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import Missing, TemplateError
-from argolocal.manifest.kinds import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 

@@ -16,7 +16,7 @@ from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Resumed, parse_time
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language import gofmt
-from argolocal.manifest.kinds import FULFILLED
+from argolocal.manifest.allowed_values import FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 

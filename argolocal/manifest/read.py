@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.names import show
+from argolocal.common.checked_names import show
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import timestamp
 from argolocal.language.yaml_text import parse, read_text
-from argolocal.manifest import names
-from argolocal.manifest.kinds import API_VERSION, WORKFLOW_KINDS
+from argolocal.manifest import object_labels
+from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
 from argolocal.manifest.resolve import (
     Find,
     check_exit_handler,
@@ -234,9 +234,12 @@ def workflow(
         name = metadata.get("name") or "cron"
         workflow_metadata = spec.get("workflowMetadata") or {}
         metadata["name"] = f"{name}-{int(identity.created)}"
-        metadata["labels"] = {names.CRON_WORKFLOW: name, **(workflow_metadata.get("labels") or {})}
+        metadata["labels"] = {
+            object_labels.CRON_WORKFLOW: name,
+            **(workflow_metadata.get("labels") or {}),
+        }
         metadata["annotations"] = {
-            names.SCHEDULED_TIME: created,
+            object_labels.SCHEDULED_TIME: created,
             **(workflow_metadata.get("annotations") or {}),
         }
         spec = spec.get("workflowSpec") or {}
@@ -253,9 +256,9 @@ def workflow(
     spec = merge_template_ref(spec, find, parameters or {})
     if reference:
         if reference.get("clusterScope"):
-            label = names.CLUSTER_WORKFLOW_TEMPLATE
+            label = object_labels.CLUSTER_WORKFLOW_TEMPLATE
         else:
-            label = names.WORKFLOW_TEMPLATE
+            label = object_labels.WORKFLOW_TEMPLATE
 
         metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
 

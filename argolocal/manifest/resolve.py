@@ -13,7 +13,7 @@ from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
-from argolocal.manifest.names import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
 from argolocal.manifest.patch import merge_over
 from argolocal.manifest.schema import walk
 from argolocal.manifest.shape import shape_errors, without_nulls

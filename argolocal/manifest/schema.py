@@ -17,7 +17,7 @@ from typing import Any
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import INTEGER, parse_seconds
 from argolocal.language.quantity import quantity
-from argolocal.manifest.kinds import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
+from argolocal.manifest.allowed_values import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
 
 FIELDS = """
 Workflow apiVersion kind metadata=ObjectMeta -status spec=Spec

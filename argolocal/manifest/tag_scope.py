@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from argolocal.manifest.names import SCHEDULED_TIME
+from argolocal.manifest.object_labels import SCHEDULED_TIME
 
 Data = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
-from argolocal.manifest.kinds import ARTIFACT_GC
+from argolocal.manifest.allowed_values import ARTIFACT_GC
 from argolocal.pods import archives, web
 
 # Argo's executor copies files into this directory before it zips them

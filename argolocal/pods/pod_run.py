@@ -23,7 +23,7 @@ from argolocal.engine.nodes import Start
 from argolocal.engine.scope import MARK
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
-from argolocal.manifest.volumes import claims
+from argolocal.manifest.volume_claims import claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container

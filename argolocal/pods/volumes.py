@@ -15,7 +15,7 @@ from typing import Any
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.manifest.schema import walk
-from argolocal.manifest.volumes import GC_STRATEGIES, Volume, mounts
+from argolocal.manifest.volume_claims import GC_STRATEGIES, Volume, mounts
 from argolocal.pods import filesystem
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value

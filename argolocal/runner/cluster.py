@@ -30,8 +30,8 @@ from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
+    from argolocal.controllers.controller_kinds import Kinds
     from argolocal.controllers.deployment import Deployments
-    from argolocal.controllers.kinds import Kinds
 
 STORABLE_KINDS = (
     "WorkflowTemplate",
@@ -77,7 +77,7 @@ class LocalCluster:
     @cached_property
     def kinds(self) -> "Kinds":
         """The kinds that can be applied, imported on first use."""
-        from argolocal.controllers.kinds import Kinds
+        from argolocal.controllers.controller_kinds import Kinds
 
         return self._kinds or Kinds()
 

@@ -19,7 +19,7 @@ from argolocal.language.functions import BUILTINS, PREDICATES, ExprError
 from argolocal.language.sprig import ARGO_FUNCTIONS, SPRIG
 from argolocal.language.substitute import EXPRESSION
 from argolocal.manifest import pod_patch
-from argolocal.manifest.kinds import TEMPLATE_TYPES
+from argolocal.manifest.allowed_values import TEMPLATE_TYPES
 from argolocal.manifest.resolve import all_templates, callers, required_objects
 from argolocal.manifest.schema import walk
 from argolocal.pods import artifacts, containers, filesystem, limits, pod_run, volumes

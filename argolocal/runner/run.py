@@ -37,9 +37,9 @@ from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest import read as manifests
-from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.resolve import store_templates
-from argolocal.manifest.volumes import claims
+from argolocal.manifest.volume_claims import claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
 from argolocal.runner import preflight

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from argolocal.common import homes, program
+from argolocal.common.checked_names import RunName
 from argolocal.common.files import read_regular, write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
-from argolocal.manifest.kinds import FULFILLED
-from argolocal.manifest.volumes import claims
+from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.volume_claims import claims
 
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -22,7 +22,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
-from argolocal.manifest.names import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
 
 CACHE_KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE_TYPE = "Cache"

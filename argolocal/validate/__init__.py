@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from argolocal.common.names import show
+from argolocal.common.checked_names import show
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
-from argolocal.manifest.kinds import API_VERSION, WORKFLOW_KINDS
+from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
 from argolocal.manifest.resolve import Find, find_in
-from argolocal.validate import objects, unheeded
+from argolocal.validate import applied_objects, unheeded
 from argolocal.validate.findings import Finding, Findings
-from argolocal.validate.workflow import WorkflowRules
+from argolocal.validate.workflow_rules import WorkflowRules
 
 __all__ = ["Finding", "check", "lint", "lint_all", "unheeded_tasks"]
 
@@ -97,7 +97,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if is_other_object or kind in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
-        objects.check(findings, "", shape.without_nulls(manifest))
+        applied_objects.check(findings, "", shape.without_nulls(manifest))
     elif problems := list(shape.shape_errors(manifest)):
         for problem in problems:
             findings.add(problem.split()[0], "shape", problem.partition(" ")[2] + ".")

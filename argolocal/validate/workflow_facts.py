@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from argolocal.language.substitute import TAG
-from argolocal.manifest import names as argo_names
+from argolocal.manifest import object_labels as argo_names
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.tag_scope import Names, names
 from argolocal.validate.exported import GlobalOutputs

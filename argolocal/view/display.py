@@ -20,7 +20,7 @@ from argolocal.common import causes
 from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import duration, visible
-from argolocal.manifest.kinds import FAILED
+from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.summary import (
     FINISHED,
     Status,

@@ -18,7 +18,7 @@ from typing import Any
 from argolocal.common import causes
 from argolocal.common.wording import duration, visible
 from argolocal.errors import ConfigError, did_you_mean
-from argolocal.manifest.kinds import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED, FULFILLED
 
 Status = Mapping[str, Any]
 

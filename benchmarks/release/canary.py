@@ -86,7 +86,7 @@ def copy_release(name: str, prefix: str) -> str:
     """
     from rekindle.content.release_files import content_hash
     from rekindle.documents import describe_model
-    from rekindle.release.files import commit
+    from rekindle.release.release_files import commit
     from rekindle.storage import Store
 
     store = Store.from_env()
@@ -188,7 +188,7 @@ def median_seconds(champion: str, texts: list[bytes]) -> float:
 
 def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     """Run the canary of a candidate `runs` times; return how often the candidate is rolled back."""
-    from rekindle.release.config import CanaryConfig
+    from rekindle.release.serve_config import CanaryConfig
     from steps import canary
 
     rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)

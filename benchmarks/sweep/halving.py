@@ -28,8 +28,8 @@ from argolocal.view.summary import timestamp
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.local.cluster import LocalCluster
-from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.sweep_config import Sweep
 
 SPACE = {
     "train": {

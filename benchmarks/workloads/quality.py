@@ -14,7 +14,7 @@ from rekindle import Artifact, StepInputs, StepOutputs
 from rekindle.content.dataset import record_files
 from rekindle.gate import Evaluation, Metric
 from rekindle.release.examples import Examples
-from rekindle.release.files import record_predictions
+from rekindle.release.release_files import record_predictions
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 

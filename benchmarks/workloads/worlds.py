@@ -28,14 +28,14 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
 from rekindle.workload import prepare
 from steps import fraud
-from steps.fraud.config import Columns, Data
 from steps.fraud.data import features
 from steps.fraud.data.boosting import Sample
-from steps.fraud.data.schema import Rows as Transactions
 from steps.fraud.data.sequences import Rows
 from steps.fraud.data.simulate import Commit, Payments, simulate
+from steps.fraud.data.transactions import Rows as Transactions
 from steps.fraud.data.world import World
-from steps.fraud.protocol import judged_weeks
+from steps.fraud.fraud_config import Columns, Data
+from steps.fraud.handbook_protocol import judged_weeks
 from steps.fraud.ranking import average_precision
 
 SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}

@@ -21,7 +21,7 @@ from hera.workflows import models as m
 from pydantic.fields import FieldInfo
 
 from argolocal.common.json_text import to_json
-from rekindle.blocks import pod as pods
+from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.manifest.quoting import in_argument, input_text
 from rekindle.blocks.settings import ClusterConfig, PodConfig

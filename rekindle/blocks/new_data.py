@@ -5,8 +5,8 @@ from typing import Any
 
 from hera.workflows import Suspend, Task
 
+from rekindle.blocks.dag_scope import dependencies_of, set_dependencies
 from rekindle.blocks.dependencies import Dependencies, after_all
-from rekindle.blocks.scope import dependencies_of, set_dependencies
 from rekindle.blocks.wiring import Block
 
 TASK_NAME = "new-data"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hera.workflows import DAG, Container, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.pod import environment
+from rekindle.blocks.pod_settings import environment
 from rekindle.release.watch.notification import SECRET, NotifyConfig
 from rekindle.step import to_text
 

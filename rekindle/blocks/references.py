@@ -8,8 +8,8 @@ from typing import Any
 from hera.workflows import Parameter, Task
 from pydantic import ValidationError
 
+from rekindle.blocks.dag_scope import Producer, Scope, Stored, dependencies_of, set_dependencies
 from rekindle.blocks.dependencies import after_all
-from rekindle.blocks.scope import Producer, Scope, Stored, dependencies_of, set_dependencies
 from rekindle.blocks.wiring import Block, Condition, blame, describe, refuse
 from rekindle.errors import did_you_mean, rule
 

@@ -15,7 +15,7 @@ from hera.workflows import models as m
 from argolocal.common.json_text import to_json
 from rekindle.blocks.container import placement, retries
 from rekindle.blocks.manifest.quoting import as_integer, as_word, in_json
-from rekindle.blocks.pod import Manifest, resources
+from rekindle.blocks.pod_settings import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 

@@ -2,15 +2,15 @@
 (`cluster.cache`).
 
 A dataset is stored under its digest, written under a lock and renamed when complete
-(rekindle/training/data.py), so pods of several runs can share the volume. A lost volume costs a
-download; it never holds results.
+(rekindle/training/local_dataset.py), so pods of several runs can share the volume. A lost volume
+costs a download; it never holds results.
 """
 
 from typing import Any
 
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 
-CACHE = "REKINDLE_CACHE"  # copied from rekindle/training/data.py, which is slow to import
+CACHE = "REKINDLE_CACHE"  # copied from rekindle/training/local_dataset.py, which is slow to import
 CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write to
 
 

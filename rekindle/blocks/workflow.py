@@ -11,7 +11,7 @@ from hera.workflows import DAG, Container, Parameter, Resource, Suspend, Task, W
 from hera.workflows import models as m
 from hera.workflows._context import _context
 
-from rekindle.blocks import pod as pods
+from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.binding import (
     ARGUMENTS,
     OPTIONS,
@@ -22,15 +22,7 @@ from rekindle.blocks.binding import (
     validate_inputs,
 )
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
-from rekindle.blocks.dependencies import PHASES, after_all, after_any
-from rekindle.blocks.jobs.backends import ELASTIC_KINDS
-from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
-from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
-from rekindle.blocks.new_data import require_new_data
-from rekindle.blocks.notify import NOTIFY, notification
-from rekindle.blocks.references import References, as_list, check_fields
-from rekindle.blocks.resource import delete, set_pod_settings
-from rekindle.blocks.scope import (
+from rekindle.blocks.dag_scope import (
     Graph,
     Producer,
     Scope,
@@ -39,6 +31,14 @@ from rekindle.blocks.scope import (
     dependencies_of,
     export,
 )
+from rekindle.blocks.dependencies import PHASES, after_all, after_any
+from rekindle.blocks.jobs.backends import ELASTIC_KINDS
+from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
+from rekindle.blocks.new_data import require_new_data
+from rekindle.blocks.notify import NOTIFY, notification
+from rekindle.blocks.references import References, as_list, check_fields
+from rekindle.blocks.resource import delete, set_pod_settings
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import (
     Block,

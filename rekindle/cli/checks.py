@@ -9,7 +9,6 @@ from argolocal.cli.options import File, output_option, pairs_of, parameters_opti
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_paths, check_training
 from rekindle.cli.options import (
     Target,
     cluster_flag,
@@ -19,7 +18,8 @@ from rekindle.cli.options import (
     no_cache_option,
 )
 from rekindle.cli.output import print_checks, print_manifest
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source, check_paths, check_training
+from rekindle.cluster.kubernetes_api import Cluster
 
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.render import Kind
@@ -190,7 +190,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     """
     from rekindle.blocks.manifest.provenance import SCHEDULED
     from rekindle.training.rehearsal import rehearse
-    from rekindle.view.rehearsal import text
+    from rekindle.view.rehearsal_report import text
 
     for name in pairs_of(source.parameters).keys() - {SCHEDULED}:
         raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED}.")
@@ -267,6 +267,6 @@ def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
 
         return check_namespace(source, target, as_json)
 
-    from rekindle.doctor.machine import check
+    from rekindle.doctor.machine_checks import check
 
     return print_checks(check(homes.path()), as_json)

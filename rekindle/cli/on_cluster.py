@@ -10,9 +10,8 @@ import click
 
 from argolocal.cli.options import Name, Run, output_option, pairs_of
 from argolocal.cli.output import errors_as_json, print_result
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source
 from rekindle.cli.options import (
     Target,
     cluster_options,
@@ -21,7 +20,8 @@ from rekindle.cli.options import (
     no_cache_option,
 )
 from rekindle.cli.output import print_manifest
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, say
 
 
@@ -65,7 +65,7 @@ def submit(
     """
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
-    from rekindle.operations import reuse
+    from rekindle.operations import cached_results
 
     with errors_as_json(as_json):
         manifests = source.manifests()
@@ -81,7 +81,7 @@ def submit(
         if cluster:
             namespace = cluster.namespace
 
-        values = reuse.add_cached_on_cluster(
+        values = cached_results.add_cached_on_cluster(
             manifests.main, pairs_of(source.parameters), not no_cache
         )
         workflow = workflows.submission(manifests.main, values, namespace)

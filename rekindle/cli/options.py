@@ -10,8 +10,8 @@ import click
 
 from argolocal.cli.options import File, parameters_option
 from argolocal.cli.output import options_of
-from rekindle.cli.inputs import Source
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source
+from rekindle.cluster.kubernetes_api import Cluster
 
 SIMILAR = 0.8  # minimum similarity of a misspelt name
 

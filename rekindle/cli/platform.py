@@ -7,9 +7,9 @@ from click.core import ParameterSource
 
 from argolocal.cli.options import Number, output_option, pairs_of
 from rekindle.cli.group import commands
-from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks
+from rekindle.cli.sources import Source
 
 
 @commands.group
@@ -91,7 +91,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side \\
         --field-manager=rekindle -f -
     """
-    from rekindle.blocks.pod import SERVING_SECRET
+    from rekindle.blocks.pod_settings import SERVING_SECRET
     from rekindle.cluster import platform as objects
 
     if operator:
@@ -155,7 +155,7 @@ def check_namespace(
 ) -> int:
     """Run the checks of `platform check` and `doctor --cluster`; returns the exit code."""
     from rekindle.blocks.settings import ClusterConfig
-    from rekindle.doctor import cluster as doctor
+    from rekindle.doctor import cluster_checks as doctor
     from rekindle.training.spec import TrainConfig
 
     loaded = source.load().config if source.config else None

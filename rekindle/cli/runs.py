@@ -10,15 +10,15 @@ from argolocal.cli.options import Run, ask_option, output_option, pairs_of, para
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source, check_training
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
 
 if TYPE_CHECKING:
-    from rekindle.view.foreground import Pipeline
+    from rekindle.view.pipeline_display import Pipeline
 
 SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
@@ -47,8 +47,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
     from rekindle.local.cluster import LocalCluster
-    from rekindle.operations import reuse
-    from rekindle.view import foreground
+    from rekindle.operations import cached_results
+    from rekindle.view import pipeline_display
 
     with run_output(as_json):
         manifests = source.manifests()
@@ -59,11 +59,13 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
             check_training(manifests.config, source.scheduled_time())
 
         workflow = manifests.main_for_this_machine()
-        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
+        values = cached_results.add_cached(
+            home(), workflow, pairs_of(source.parameters), not no_cache
+        )
 
         # notes on manifests that Rekindle rendered would only be noise
         is_foreign = bool(source.manifest)
-        pipeline = foreground.create_run(
+        pipeline = pipeline_display.create_run(
             home(), workflow, values, manifests.other_objects, notes=is_foreign
         )
         return run_here(pipeline, as_json=as_json, ask=not yes, full_status=is_foreign)
@@ -121,10 +123,10 @@ def resume(
         print_result(as_json, result, f"{name} {outcome}")
         return 0
 
-    from rekindle.view import foreground
+    from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline = foreground.load_run(home(), name, pairs_of(parameters), as_json)
+        pipeline = pipeline_display.load_run(home(), name, pairs_of(parameters), as_json)
         if not pipeline:
             return 0
 

@@ -16,7 +16,7 @@ from argolocal.common.homes import current as home
 from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.names import ModelName
 
 commands.add_command(for_program(local.trust, "rekindle"))
@@ -104,9 +104,11 @@ def list_entries(as_json: bool) -> None:
       rekindle cache ls
     """
     from argolocal.view import runs
-    from rekindle.operations import reuse
+    from rekindle.operations import cached_results
 
-    click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "the cache is empty"))
+    click.echo(
+        runs.show_tables({"entries": cached_results.entries(home())}, as_json, "the cache is empty")
+    )
 
 
 @cache.command("prune")
@@ -136,9 +138,9 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
       rekindle cache prune --days 30 --yes
     """
     from argolocal.view import runs
-    from rekindle.operations import reuse
+    from rekindle.operations import cached_results
 
-    rows = reuse.prune(home(), keep, days, yes)
+    rows = cached_results.prune(home(), keep, days, yes)
 
     if yes:
         text = f"deleted {len(rows)} entries"
@@ -255,9 +257,9 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
       rekindle put payments.csv
       rekindle put exports/ s3://rekindle/raw/exports
     """
-    from rekindle.operations import artifacts
+    from rekindle.operations import artifact_listing
 
-    target = artifacts.put(home(), path, uri or "")
+    target = artifact_listing.put(home(), path, uri or "")
     print_result(as_json, {"uri": target}, target)
 
 
@@ -284,13 +286,13 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
     from argolocal.view import runs
-    from rekindle.operations import artifacts
+    from rekindle.operations import artifact_listing
 
     if not artifact:
-        rows = artifacts.list_artifacts(home(), name)
+        rows = artifact_listing.list_artifacts(home(), name)
         click.echo(runs.show_tables({"artifacts": rows}, as_json, ""))
         return
 
     target = target or Path(Path(artifact).name)
-    artifacts.fetch(home(), name, artifact, target)
+    artifact_listing.fetch(home(), name, artifact, target)
     print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))

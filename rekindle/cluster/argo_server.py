@@ -9,8 +9,8 @@ The class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `ar
 import os
 from typing import Any
 
-from argolocal.manifest.names import COMPLETED
-from rekindle.cluster.api import Object
+from argolocal.manifest.object_labels import COMPLETED
+from rekindle.cluster.kubernetes_api import Object
 from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user
 from rekindle.names import PathName

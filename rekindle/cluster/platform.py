@@ -18,7 +18,7 @@ import yaml
 from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
 from rekindle.blocks.manifest.render import order_keys, to_yaml
-from rekindle.blocks.pod import SECRET, Manifest
+from rekindle.blocks.pod_settings import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
 
 REQUIRED_FILES = ("namespace", "accounts", "addresses", "network")

@@ -7,8 +7,8 @@
 Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
 """
 
-from rekindle.cluster.api import Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
 
 VERSIONS = ("v1beta2", "v1beta1")
 

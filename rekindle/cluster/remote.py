@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.cluster import pod
-from rekindle.cluster.api import Cluster, Object
+from rekindle.cluster import pod_runner
+from rekindle.cluster.kubernetes_api import Cluster, Object
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
@@ -26,10 +26,10 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
     subject = f"the pod of image {image}, which reads the object store,"
 
     config = ClusterConfig.model_validate({"image": image})
-    with pod.run_pod(
+    with pod_runner.run_pod(
         cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S
     ) as ended_pod:
-        state = pod.container_states(ended_pod).get("main", {})
+        state = pod_runner.container_states(ended_pod).get("main", {})
         terminated = state.get("terminated")
         waiting = state.get("waiting") or {}
 
@@ -37,7 +37,7 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
             cause = waiting.get("message") or waiting.get("reason") or "it was not scheduled"
             raise RekindleError(f"{subject} has not ended in {POD_TIMEOUT_S:g} s: {cause}.")
 
-        lines = pod.read_log(cluster, ended_pod)
+        lines = pod_runner.read_log(cluster, ended_pod)
 
     if terminated["exitCode"]:
         reason = lines[-1].strip() if lines else "no output"

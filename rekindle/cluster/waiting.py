@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from argolocal.manifest.names import NODE_ID, WORKFLOW
+from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
 from rekindle.cluster import queue
-from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import PODS, Cluster, Object, Resource
 from rekindle.cluster.workflows import spec_of
 
 EVENTS = Resource("v1", "events")

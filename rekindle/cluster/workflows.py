@@ -20,14 +20,22 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.language.gofmt import timestamp
-from argolocal.manifest import names
+from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
-from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.runner.retry_workflow import reset
 from rekindle.blocks.manifest.provenance import PROVENANCE
 from rekindle.blocks.manifest.render import manifest_sha256, order_keys
-from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import (
+    CRONS,
+    PODS,
+    TEMPLATES,
+    WORKFLOWS,
+    Cluster,
+    Object,
+    Resource,
+)
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
@@ -112,7 +120,7 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
     for metadata_entry in cluster.list_objects(
-        WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True
+        WORKFLOWS, f"{object_labels.COMPLETED}!=true", metadata_only=True
     ):
         if same_manifest(metadata_entry, workflow) and (
             active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
@@ -313,9 +321,9 @@ def _retry(workflow: Object) -> Object:
     metadata = dict(workflow["metadata"])
     spec = dict(workflow["spec"])
     status = dict(workflow["status"])
-    labels = {**metadata.get("labels", {}), names.PHASE: "Running"}
+    labels = {**metadata.get("labels", {}), object_labels.PHASE: "Running"}
 
-    for label in (names.COMPLETED, names.ARCHIVING_STATUS):
+    for label in (object_labels.COMPLETED, object_labels.ARCHIVING_STATUS):
         labels.pop(label, None)
 
     metadata["labels"] = labels
@@ -366,8 +374,8 @@ def _retry(workflow: Object) -> Object:
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
     """Delete the pods of `nodes`: pods of new attempts get the same names. Raises ApiError."""
-    for pod in cluster.list_objects(PODS, f"{names.WORKFLOW}={name}", metadata_only=True):
-        if (pod["metadata"].get("annotations") or {}).get(names.NODE_ID) in nodes:
+    for pod in cluster.list_objects(PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True):
+        if (pod["metadata"].get("annotations") or {}).get(object_labels.NODE_ID) in nodes:
             cluster.delete(PODS, pod["metadata"]["name"])
 
 

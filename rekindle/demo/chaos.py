@@ -35,7 +35,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.content.dataset import FILES
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, live_view
-from rekindle.demo.training import COORDINATOR, DemoCluster, Training
+from rekindle.demo.watched_training import COORDINATOR, DemoCluster, Training
 from rekindle.errors import NotFound
 from rekindle.keys import CACHED, DATASET, REUSE
 from rekindle.workload import load, prepare

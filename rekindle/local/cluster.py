@@ -19,7 +19,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.services.services import BUCKET, SERVICES, Services
 
 if TYPE_CHECKING:
-    from argolocal.controllers.kinds import Kinds
+    from argolocal.controllers.controller_kinds import Kinds
     from rekindle.storage import Store
 
 
@@ -41,7 +41,7 @@ class LocalCluster(cluster.LocalCluster):
 
     @cached_property
     def kinds(self) -> "Kinds":
-        from rekindle.local.jobs.kinds import kinds
+        from rekindle.local.jobs.job_kinds import kinds
 
         return kinds()
 

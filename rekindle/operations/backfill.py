@@ -17,12 +17,12 @@ from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
-from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.state.journal import RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
-from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.operations.missed_runs import MissedRun
 

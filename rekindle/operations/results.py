@@ -11,7 +11,7 @@ from argolocal.common.json_text import to_json
 from argolocal.view.summary import Status, outputs
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
-from rekindle.release.config import TOKENS
+from rekindle.release.serve_config import TOKENS
 
 NOT_RELEASED = 3
 ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
@@ -60,7 +60,7 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cost of a run in words and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
-    from rekindle.training.cost.steps import run_costs
+    from rekindle.training.cost.run_cost import run_costs
 
     manifest = tariff.recorded_manifest(workflow)
     return run_costs(status, manifest, tariff.prices_of(manifest))

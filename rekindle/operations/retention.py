@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.state.journal import Busy, RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import timestamp
@@ -22,17 +22,17 @@ from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cache.lookup import reused_tasks
 from rekindle.cluster import workflows
-from rekindle.cluster.api import WORKFLOWS, Cluster
-from rekindle.cluster.objects import ClusterObjects
+from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.release import promotion
-from rekindle.release.config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.release.retention import listing, removal
+from rekindle.release.retention.cluster_retention import resumable_s
 from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
-from rekindle.release.retention.pod import resumable_s
+from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.checked_names import show
 from argolocal.common.json_text import loads
-from argolocal.common.names import show
 from rekindle import tracking
-from rekindle.cluster.api import Cluster
-from rekindle.cluster.objects import ClusterObjects
+from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.release.rollback import Result, roll_back
 from rekindle.release.watch.notification import SECRET, Message, NotifyConfig, send
 from rekindle.sections import parse_section

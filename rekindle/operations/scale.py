@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.view import runs
-from rekindle.cluster.api import Cluster
-from rekindle.cluster.objects import ClusterObjects
-from rekindle.cluster.scale import scale_workers
+from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.cluster_scale import scale_workers
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 
 
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
-from rekindle.release.client import ModelClient, RequestTooLarge
-from rekindle.release.files import PREDICTIONS
+from rekindle.release.model_client import ModelClient, RequestTooLarge
+from rekindle.release.release_files import PREDICTIONS
 
 INSTANCES_PER_REQUEST = 20
 CLIENTS = 8  # number of threads that send requests at the same time

@@ -23,8 +23,8 @@ from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.project import exceptions
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
-from rekindle.release.config import MAX_BATCH
 from rekindle.release.examples import Examples
+from rekindle.release.serve_config import MAX_BATCH
 from rekindle.workload import compares, dataset_facts, digest_of
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows

@@ -15,10 +15,10 @@ from rekindle.errors import DataError
 from rekindle.gate import Evaluation
 from rekindle.project import exceptions
 from rekindle.release.compare import INSTANCES_PER_REQUEST
-from rekindle.release.config import MAX_BATCH
-from rekindle.release.files import link, record_predictions, serving_files
 from rekindle.release.predictor import check_json, open_predictor
-from rekindle.release.validation import parse
+from rekindle.release.release_files import link, record_predictions, serving_files
+from rekindle.release.request_validation import parse
+from rekindle.release.serve_config import MAX_BATCH
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
 

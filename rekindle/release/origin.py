@@ -23,7 +23,7 @@ from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
 from rekindle.keys import ORIGIN as FILE
 from rekindle.names import ArtifactKey, CommitId, Version
-from rekindle.release.files import download
+from rekindle.release.release_files import download
 from rekindle.storage import NotFound, Store
 
 Curve = dict[int, float | None]  # step → loss; None if it is not finite

@@ -21,7 +21,7 @@ from rekindle import families
 from rekindle.content.weights import read_description
 from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
-from rekindle.release.files import EXAMPLE, read_serving_code, read_verdict
+from rekindle.release.release_files import EXAMPLE, read_serving_code, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
 

@@ -20,7 +20,7 @@ from rekindle.documents import Document, InvalidDocument, name_field, parse
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.mlflow_api import RequestRefused
 from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, show
-from rekindle.release.config import ServeConfig
+from rekindle.release.serve_config import ServeConfig
 from rekindle.storage import NotFound, Store
 
 UNFINISHED_TIMEOUT_S = 2.0  # time that another run gets to finish its promotion

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import ConfigError
-from rekindle.release.config import TOKENS
+from rekindle.release.serve_config import TOKENS
 from rekindle.serving.openapi import OPEN_PATHS
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
-from rekindle.serving.worker import Answer, Batch, ModelProcess
+from rekindle.serving.model_process import Answer, Batch, ModelProcess
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections import Counter
 
 from starlette.requests import ClientDisconnect, Request
 
-from rekindle.release.config import Limits
+from rekindle.release.serve_config import Limits
 
 # bodies up to this multiple of the permitted size are read to their end: their clients receive the
 # 413

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
+from rekindle.release.model_client import DATA_UNTIL, SHA256, VERSION
 
 ERROR_DESCRIPTIONS = {
     400: "not valid HTTP/1.1",

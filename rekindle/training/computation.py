@@ -20,7 +20,7 @@ from rekindle.sections import parse_section
 from rekindle.training.numerics import autocast
 from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, training_function
 

@@ -16,16 +16,16 @@ from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.computation import Computation, build_model, make_state, open_samples
-from rekindle.training.data import LoaderState, local_dataset
 from rekindle.training.group import elastic
 from rekindle.training.group.membership import Membership
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
+from rekindle.training.local_dataset import LoaderState, local_dataset
 from rekindle.training.membership.completion import completed_model
 from rekindle.training.metrics import Curve, Metrics
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.spec import TrainingSpec, check_training
-from rekindle.training.state import load_weights, weights_sha256
+from rekindle.training.training_state import load_weights, weights_sha256
 from rekindle.workload import dataset_facts, load
 
 # time limit of the other ranks for the checkpoint of a pause, which rank 0 completes

@@ -22,7 +22,7 @@ from rekindle.training.computation import (
 from rekindle.training.numerics import pick_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload
 

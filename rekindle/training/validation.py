@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, DataError, in_one_line, to_number
 from rekindle.training.numerics import autocast
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import MAX_MEASURES, State
+from rekindle.training.training_state import MAX_MEASURES, State
 from rekindle.workload import Workload
 
 Batch = tuple[Tensor, ...]

@@ -24,13 +24,13 @@ from typing import Any, TextIO
 from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import visible
-from argolocal.manifest.kinds import COMPLETED, FAILED
-from argolocal.manifest.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from argolocal.view.display import is_terminal, log_line, task_of
 from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
-from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")

@@ -13,16 +13,16 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.view import display, summary
 from rekindle.blocks.manifest import recorded
-from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.waiting import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
 from rekindle.operations import results
-from rekindle.release.config import TOKENS
+from rekindle.release.serve_config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
 REFRESH_INTERVAL_S = 2.0

@@ -17,7 +17,7 @@ from argolocal.common.wording import duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
 from rekindle.local.cluster import LocalCluster
@@ -119,7 +119,7 @@ class Costs:
         self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
         """Return the cost of the whole run in words and by task; {} without prices."""
-        from rekindle.training.cost.steps import run_costs
+        from rekindle.training.cost.run_cost import run_costs
 
         totals = {
             task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report

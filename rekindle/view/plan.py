@@ -10,7 +10,7 @@ from rekindle.operations.plan.forecast import Forecast, Row
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 from rekindle.operations.plan.timing import Total
 from rekindle.training.cost.bill import amount, money
-from rekindle.training.cost.pods import GIB, Replicas, gpu_count
+from rekindle.training.cost.pod_requests import GIB, Replicas, gpu_count
 
 MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
 MAX_NAMES = 8  # maximum number of tasks that a line of totals names

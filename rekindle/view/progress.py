@@ -1,7 +1,7 @@
 """The progress of a training, from the logs of its workers."""
 
 from argolocal.common.wording import duration, visible
-from argolocal.manifest.kinds import FAILED
+from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, end_of
 from rekindle.training.metrics import PROGRESS

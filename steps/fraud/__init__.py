@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.families import Fitted
 from rekindle.gate import Metric
 from rekindle.workload import Dataset, Predictor, Prepared, Refreshed
-from steps.fraud.config import Data, Model
+from steps.fraud.fraud_config import Data, Model
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
     """Open the test weeks; with a champion, only the weeks that it was not trained on. Raises
     DataError."""
-    from steps.fraud.protocol import open_examples
+    from steps.fraud.handbook_protocol import open_examples
 
     return open_examples(path, champion)
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from rekindle.content.weights import read_description
 from rekindle.errors import DataError
-from steps.fraud.config import Model
 from steps.fraud.data.boosting import BOOSTED
+from steps.fraud.fraud_config import Model
 
 INITIAL_LOGIT = -5.0  # fraud is rare
 CLIP = 8.0  # limit of standardized inputs; heavier tails do not help

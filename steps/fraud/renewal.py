@@ -13,13 +13,13 @@ import numpy as np
 
 from rekindle.errors import DataError
 from rekindle.workload import Refreshed, dataset_facts
-from steps.fraud.config import Data
-from steps.fraud.data import source, state
+from steps.fraud.data import serving_state, source
 from steps.fraud.data.boosting import write_arrays
-from steps.fraud.data.checks import check
 from steps.fraud.data.features import Floats, tables
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows, utc
+from steps.fraud.data.row_checks import check
 from steps.fraud.data.shards import last_full_day
+from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, utc
+from steps.fraud.fraud_config import Data
 
 CHUNK = 4096  # number of rows that the trees score at once
 SAMPLE = 50  # number of newest transactions whose predictions verify the servers
@@ -31,7 +31,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
     Raises DataError if rows between the end of the state and the start of the data are missing.
     """
-    current = state.State.load(release / "state")
+    current = serving_state.State.load(release / "state")
     checked = check(
         source.read(data, out / "download"), data.columns, data.tolerated_rejects, data.text
     )
@@ -57,8 +57,10 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
         "label_delay_days": current.label_delay_days,
     }
 
-    state.write(out / "state", kept, table, current.trees, facts)
-    write_arrays(out / "state" / state.TRAINED, state.load_trained(release / "state"))
+    serving_state.write(out / "state", kept, table, current.trees, facts)
+    write_arrays(
+        out / "state" / serving_state.TRAINED, serving_state.load_trained(release / "state")
+    )
     newest = later[-SAMPLE:]
     columns = zip(
         newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True
@@ -99,7 +101,7 @@ def fill_labels(old: Rows, new: Rows) -> Rows:
     )
 
 
-def extend(current: state.State, old: Rows, later: Rows, until: int) -> tuple[Rows, Floats]:
+def extend(current: serving_state.State, old: Rows, later: Rows, until: int) -> tuple[Rows, Floats]:
     """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their
     features."""
     rows = Rows.concat([old, later])
@@ -117,7 +119,7 @@ def extend(current: state.State, old: Rows, later: Rows, until: int) -> tuple[Ro
         for new in np.array_split(np.flatnonzero(index >= len(old)), 1 + len(index) // CHUNK):
             scored[new, -1] = current.trees.score(table[new])
 
-        keep = state.needed(piece, until, current.label_delay_days)
+        keep = serving_state.needed(piece, until, current.label_delay_days)
         pieces.append(rows[index[keep]])
         features.append(scored[keep])
 

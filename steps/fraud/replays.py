@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.config import CONTEXT, MAX_HISTORY
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows
+from steps.fraud.data.transactions import DAY, UNKNOWN, Rows
 from steps.fraud.facts import read_facts
+from steps.fraud.fraud_config import CONTEXT, MAX_HISTORY
 
 BATCH = 20  # maximum number of transactions per request
 

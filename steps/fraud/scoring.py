@@ -19,11 +19,11 @@ import torch
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from rekindle.errors import DataError
-from steps.fraud.config import MAX_HISTORY
-from steps.fraud.data.checks import MAX_AMOUNT
 from steps.fraud.data.features import Floats
-from steps.fraud.data.schema import DAY, Ints, Rows, identity, instant
-from steps.fraud.data.state import State
+from steps.fraud.data.row_checks import MAX_AMOUNT
+from steps.fraud.data.serving_state import State
+from steps.fraud.data.transactions import DAY, Ints, Rows, identity, instant
+from steps.fraud.fraud_config import MAX_HISTORY
 from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

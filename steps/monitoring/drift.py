@@ -8,7 +8,7 @@ includes them).
 
 from pydantic import Field
 
-from rekindle.release.config import DriftConfig
+from rekindle.release.serve_config import DriftConfig
 from rekindle.step import StepInputs, StepOutputs
 
 

@@ -36,8 +36,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Load the release once and score all files. Raises DataError with the file and line of an
     invalid instance."""
-    from rekindle.release.files import download
     from rekindle.release.predictor import open_predictor
+    from rekindle.release.release_files import download
     from rekindle.storage import Store
 
     release = inputs.workdir / "release"
@@ -59,7 +59,7 @@ def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
     """Write the prediction of each line of `source` to a line of `target`; return the number of
     lines."""
     from rekindle.release.predictor import check_json
-    from rekindle.release.validation import parse
+    from rekindle.release.request_validation import parse
 
     lines = source.read_bytes().splitlines()
 

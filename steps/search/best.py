@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
-from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.sweep_config import Sweep
 
 
 class Inputs(StepInputs):
@@ -37,7 +37,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import verify_weights
     from rekindle.errors import say
-    from rekindle.training.sweep import report
+    from rekindle.training.sweep import sweep_report
     from rekindle.training.sweep.study import Study
 
     store = Store.from_env()
@@ -50,18 +50,18 @@ def run(inputs: Inputs) -> Outputs:
     store.download(f"{trained_model}/", model)
     verify_weights(model, store.uri(trained_model))
 
-    for line in [*report.table(study), *report.describe_untried(study)]:
+    for line in [*sweep_report.table(study), *sweep_report.describe_untried(study)]:
         say(line)
 
     value = trial.values[last]
     steps = sum(other.steps for other in trials)
     assert value is not None
     hours = study.hours()
-    untried = report.describe_untried(study)
+    untried = sweep_report.describe_untried(study)
 
     if inputs.run_id:
         picture = inputs.workdir / "search.png"
-        report.picture(study, picture)
+        sweep_report.picture(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
 
         metrics = {

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
 from rekindle.step import SHA256
-from rekindle.training.sweep.config import Sweep
+from rekindle.training.sweep.sweep_config import Sweep
 
 
 class Inputs(StepInputs):

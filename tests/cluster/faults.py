@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rekindle.training.ledger.report import Incident
+from rekindle.training.ledger.ledger_summary import Incident
 from tests.cluster.kube import PodRecord
 from tests.cluster.run import Namespace, Run
 

@@ -16,7 +16,7 @@ from rekindle.operations import results
 from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.events import Event, read
-from rekindle.training.ledger.report import Summary
+from rekindle.training.ledger.ledger_summary import Summary
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle.cluster import workflows
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from tests.cluster.run import DEMO, SMALL, Namespace, Run, rekindle
 from tests.commands import BIN, ROOT
 from tests.waiting import until

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.manifest.render import manifest_sha256
-from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256
 from tests.cluster.kube import Kube
 from tests.waiting import until

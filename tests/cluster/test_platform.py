@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.blocks import pod as pods
-from rekindle.blocks.pod import EXECUTOR_SECURITY
+from rekindle.blocks import pod_settings as pods
+from rekindle.blocks.pod_settings import EXECUTOR_SECURITY
 from rekindle.blocks.settings import PodConfig
 from rekindle.cluster.platform import Platform, render, rules
 from tests.cluster.kube import Kube, Object

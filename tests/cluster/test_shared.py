@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.training.ledger.report import Incident
+from rekindle.training.ledger.ledger_summary import Incident
 from tests.cluster.faults import LONG
 from tests.cluster.kube import Object
 from tests.cluster.run import Namespace, Run, run_locally

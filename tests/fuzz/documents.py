@@ -16,9 +16,9 @@ from rekindle.cache.claims import Claims
 from rekindle.cache.entries import EntryFile, IndexFile
 from rekindle.cache.lookup import reused_tasks
 from rekindle.documents import DatasetFile, InvalidDocument, ModelFile, parse
-from rekindle.release.files import Owner, Record, Verdict
 from rekindle.release.origin import CurveFile, RunFile
 from rekindle.release.promotion import PromotionFile
+from rekindle.release.release_files import Owner, Record, Verdict
 from rekindle.release.retention.ownership import Mark
 from rekindle.release.watch.drift import Reference, State
 from rekindle.training.sweep.records import Decision, Seconds, Validation

@@ -27,13 +27,13 @@ from argolocal.manifest.read import documents
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.validate import lint
 from rekindle.errors import ConfigError, DataError
-from rekindle.local.services.connections import find_fault
 from rekindle.local.services.login import Login
-from rekindle.local.services.s3.files import START, Files
 from rekindle.local.services.s3.format import BLOCK_BYTES
 from rekindle.local.services.s3.handler import Handler
+from rekindle.local.services.s3.object_files import START, Files
 from rekindle.local.services.s3.signatures import Signature, signing_key
-from rekindle.release.validation import parse
+from rekindle.local.services.threaded_server import find_fault
+from rekindle.release.request_validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
 from tests.fuzz.documents import parameters, stored_documents
 from tests.fuzz.mutation import change, mutate

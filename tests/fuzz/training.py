@@ -13,8 +13,8 @@ from typing import Any
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest, snapshot_file
-from rekindle.training.checkpoint.remote import RankSize, RemoteCheckpoints, Upload
-from rekindle.training.checkpoint.retention import Retention
+from rekindle.training.checkpoint.checkpoint_retention import Retention
+from rekindle.training.checkpoint.durable import RankSize, RemoteCheckpoints, Upload
 from rekindle.training.checkpoint.snapshot_file import (
     FIRST_RECORD_OFFSET,
     FLAG,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.names import INVISIBLE
+from argolocal.common.checked_names import INVISIBLE
 from rekindle import tracking
 from rekindle.blocks.manifest import recorded
 from rekindle.cache import claims, difference, entries
@@ -24,14 +24,14 @@ from rekindle.documents import InvalidDocument, ModelFile, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.names import RunName
 from rekindle.operations.reproduce.comparison import compare
-from rekindle.release import files, origin, promotion
-from rekindle.release.config import DriftConfig
+from rekindle.release import origin, promotion, release_files
 from rekindle.release.retention import ownership
+from rekindle.release.serve_config import DriftConfig
 from rekindle.release.watch import drift
 from rekindle.release.watch.scores import ZERO_COUNTS
 from rekindle.storage import Store
-from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.sweep_config import Sweep
 from rekindle.workload import dataset_facts
 from tests.rekindle.mutations import mutations
 
@@ -87,7 +87,7 @@ LOADED = {
     for name in ("model.json", "dataset.json")
 }
 RELEASE["release.json"]["files"] = LOADED
-HASH = files.content_hash(LOADED)
+HASH = release_files.content_hash(LOADED)
 ROLLBACK = {
     "version": "1",
     "deployment": "shop-1",
@@ -173,12 +173,12 @@ def read_origin(objects: Objects) -> None:
 
 
 def read_release(objects: Objects) -> None:
-    files.read_owner(objects.store, objects.prefix)
+    release_files.read_owner(objects.store, objects.prefix)
     for key in ("release.json", "model.json", "verdict.json", "dataset.json"):
         (objects.folder / key).write_bytes(objects.store.get(objects.prefix + key))
-    read_file(files.Record, objects.folder / "release.json")
+    read_file(release_files.Record, objects.folder / "release.json")
     read_description(objects.folder)
-    files.read_verdict(objects.folder)
+    release_files.read_verdict(objects.folder)
     dataset_facts(objects.folder)
 
 

@@ -13,12 +13,12 @@ from argolocal.common.json_text import to_json
 from rekindle.content.recorded_manifest import parse_manifest, unpack_manifest
 from rekindle.errors import RekindleError
 from rekindle.local.jobs import kubexec
-from rekindle.local.services.s3.files import Files
+from rekindle.local.services.s3.object_files import Files
 from rekindle.local.services.services import CREDENTIALS_FILE, Services
 from rekindle.operations.plan.releases import local_champion
 from rekindle.step import pack
 from rekindle.training.cost.prices import ANNOTATION
-from rekindle.training.cost.steps import TRAINING_COSTS, step_costs
+from rekindle.training.cost.run_cost import TRAINING_COSTS, step_costs
 from rekindle.training.cost.tariff import prices_of
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags

@@ -19,9 +19,9 @@ import pytest
 from rekindle import tracking
 from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError
-from rekindle.release.files import EXAMPLE
 from rekindle.release.predictor import open_predictor
-from rekindle.serving.worker import ModelProcess, answer_batch
+from rekindle.release.release_files import EXAMPLE
+from rekindle.serving.model_process import ModelProcess, answer_batch
 from rekindle.step import main
 from rekindle.storage import Store
 from rekindle.workload import load, prepare

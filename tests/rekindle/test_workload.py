@@ -23,7 +23,7 @@ from rekindle.workload import (
     prepare,
     training_function,
 )
-from steps.fraud.protocol import Weekly
+from steps.fraud.handbook_protocol import Weekly
 from tests.commands import ROOT
 
 ONE_OF = {"model"}  # or families

@@ -13,8 +13,8 @@ import pytest
 from rekindle.content.dataset import FILES
 from rekindle.content.record import DATASET
 from rekindle.workload import dataset_facts, prepare
-from steps.fraud.config import Data, Model
 from steps.fraud.data import boosting
+from steps.fraud.fraud_config import Data, Model
 
 WORLD = "simulate://5?cards=150&terminals=200&days=70"
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
-from rekindle.release.config import CanaryConfig
+from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Watch
 from rekindle.storage import Store
 from steps import canary

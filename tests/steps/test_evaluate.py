@@ -11,7 +11,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError, StorageError
 from rekindle.gate import Gate
-from rekindle.release.files import commit, upload
+from rekindle.release.release_files import commit, upload
 from rekindle.step import write_outputs
 from rekindle.storage import Store, file_sha256
 from steps import evaluate

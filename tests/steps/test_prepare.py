@@ -123,9 +123,9 @@ def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
 def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) -> None:
     import polars as pl
 
-    from steps.fraud.config import Columns
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.world import World
+    from steps.fraud.fraud_config import Columns
 
     rows = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     more = pl.when(pl.col("TRANSACTION_ID") % 4 == 0).then(1).otherwise("TX_FRAUD")

@@ -10,7 +10,7 @@ import pytest
 from rekindle.blocks.manifest.config import load_config
 from rekindle.step import output_text
 from rekindle.training.rehearsal import CERTAIN_ERRORS
-from rekindle.view.rehearsal import text
+from rekindle.view.rehearsal_report import text
 from steps import rehearse
 from tests.commands import ROOT
 from tests.rekindle.training.untrainable import (

@@ -17,10 +17,10 @@ from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release import promotion
-from rekindle.release.client import resolve
 from rekindle.release.compare import Comparison, read_numerics, read_predictions
 from rekindle.release.evaluation import evaluate
-from rekindle.release.files import PREDICTIONS, record_predictions
+from rekindle.release.model_client import resolve
+from rekindle.release.release_files import PREDICTIONS, record_predictions
 from rekindle.release.watch.scrape import scrape
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare

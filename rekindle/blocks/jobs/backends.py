@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekindle.blocks.jobs import job_set, kubeflow, pytorch_job, train_job
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 

@@ -7,7 +7,7 @@ scheduling.
 
 from typing import Any
 
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest
+from rekindle.blocks.pod_settings import OF_WORKFLOW, Manifest
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import ClusterConfig
 

@@ -7,10 +7,10 @@ other workers, so the result does not depend on when they join or leave.
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
 
-from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import count_pods, member_metadata, worker
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig

@@ -9,7 +9,7 @@ Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import coordinator, count_pods, member_metadata, worker
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.presets import merge_mappings
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig

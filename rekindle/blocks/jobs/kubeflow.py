@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from argolocal.manifest.training_jobs import JOBS, REMOVED
-from rekindle.blocks import pod as pods
+from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.blocks.pod_settings import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 

@@ -4,9 +4,9 @@ join and leave."""
 from dataclasses import dataclass
 from math import ceil
 
-from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
-from rekindle.blocks.pod import (
+from rekindle.blocks.pod_settings import (
     MOUNTS,
     OF_WORKFLOW,
     POD_IP,
@@ -16,8 +16,8 @@ from rekindle.blocks.pod import (
     pod_spec,
     shutdown_variables,
 )
-from rekindle.blocks.pod import metadata as pod_metadata
-from rekindle.blocks.pod import volumes as pod_volumes
+from rekindle.blocks.pod_settings import metadata as pod_metadata
+from rekindle.blocks.pod_settings import volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig

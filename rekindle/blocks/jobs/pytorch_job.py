@@ -6,7 +6,7 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
 from rekindle.blocks.jobs.members import coordinator, count_pods, worker
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 

@@ -10,7 +10,7 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
 from rekindle.blocks.jobs.members import count_pods, worker
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest
+from rekindle.blocks.pod_settings import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 

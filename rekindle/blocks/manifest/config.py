@@ -35,7 +35,7 @@ from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, without_user
 from rekindle.gate import Gate, check_bounds
-from rekindle.release.config import RetentionConfig, ServeConfig
+from rekindle.release.serve_config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import (
     Section,

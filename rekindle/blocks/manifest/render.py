@@ -26,11 +26,11 @@ from rekindle.blocks.manifest.provenance import (
     git_sha,
     lock_hash,
 )
-from rekindle.blocks.pod import labels
+from rekindle.blocks.pod_settings import labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import exceptions
 from rekindle.step import pack
-from rekindle.training.cost.pods import of_manifest
+from rekindle.training.cost.pod_requests import of_manifest
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 from hera.workflows import Resource
 
 from rekindle.blocks.container import retry_watcher
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.dag_scope import Producer, Stored
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import apply
-from rekindle.blocks.scope import Producer, Stored
 from rekindle.blocks.wiring import Block, Outputs, refuse, resolve
 from rekindle.blocks.workflow import current
 from rekindle.training.spec import TrainConfig

@@ -25,7 +25,7 @@ from rekindle.blocks.wiring import (
     to_expression,
 )
 from rekindle.blocks.workflow import FAILED, at_exit, current, nested, repeat, step
-from rekindle.release.config import CHAMPION_CHANGED, PASSED
+from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
 
 OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
 # outputs of the group

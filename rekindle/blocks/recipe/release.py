@@ -8,10 +8,10 @@ from hera.workflows import models as m
 from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
-from rekindle.blocks.pod import token
+from rekindle.blocks.pod_settings import token
 from rekindle.blocks.recipe.promotion import add_promotion, switch_clients
 from rekindle.blocks.recipe.servers import Servers, digest, start_template
-from rekindle.blocks.serving.deployment import STARTUP_SECONDS
+from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS
 from rekindle.blocks.wiring import (
     Block,
     Condition,
@@ -21,7 +21,7 @@ from rekindle.blocks.wiring import (
     resolve_missing,
 )
 from rekindle.blocks.workflow import current, group, step
-from rekindle.release.config import PORT, ServeConfig
+from rekindle.release.serve_config import PORT, ServeConfig
 
 # outputs of earlier blocks that `verify` gets
 VERIFIED = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")

@@ -8,15 +8,15 @@ from hera.workflows import DAG, Parameter, Task
 
 from argolocal.common.json_text import to_json
 from rekindle.blocks.container import command, retries
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment
+from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, deployment
 from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
-from rekindle.release.config import PORT, ServeConfig
+from rekindle.release.serve_config import PORT, ServeConfig
 from rekindle.step import load
 
 INPUTS = ("model_uri", "server", "version")

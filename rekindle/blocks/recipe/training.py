@@ -5,10 +5,10 @@ from typing import Any
 
 from rekindle import families
 from rekindle.blocks.binding import as_json, check_section, check_workload
+from rekindle.blocks.dag_scope import Stored
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED, parameter
-from rekindle.blocks.recipe.elastic import train_elastic
+from rekindle.blocks.recipe.elastic_job import train_elastic
 from rekindle.blocks.recipe.job import held_out
-from rekindle.blocks.scope import Stored
 from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_digest, resolve_missing
 from rekindle.blocks.workflow import current, step
 from rekindle.errors import ConfigError

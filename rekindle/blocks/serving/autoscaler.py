@@ -1,9 +1,9 @@
 """The number of serving pods: the autoscaler owns `replicas` of the Deployment that gets the
 traffic."""
 
-from rekindle.blocks.pod import Manifest
-from rekindle.blocks.serving.deployment import labels
-from rekindle.release.config import ServeConfig
+from rekindle.blocks.pod_settings import Manifest
+from rekindle.blocks.serving.model_deployment import labels
+from rekindle.release.serve_config import ServeConfig
 
 
 def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:

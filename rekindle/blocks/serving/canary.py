@@ -13,11 +13,11 @@ from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import as_word
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
-from rekindle.blocks.serving.deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
+from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
-from rekindle.release.config import ServeConfig
+from rekindle.release.serve_config import ServeConfig
 from rekindle.step import to_text
 
 # keys of the labels of a canary's objects

@@ -3,7 +3,7 @@
 from hera.workflows import Resource
 
 from rekindle.blocks.container import retries
-from rekindle.blocks.pod import labels
+from rekindle.blocks.pod_settings import labels
 from rekindle.blocks.resource import apply
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import integer, number
-from rekindle.blocks.serving.deployment import labels
-from rekindle.release.config import PORT, ServeConfig
+from rekindle.blocks.serving.model_deployment import labels
+from rekindle.release.serve_config import PORT, ServeConfig
 
 
 def route(model: str, serve: ServeConfig) -> Manifest | None:

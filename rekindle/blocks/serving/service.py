@@ -1,8 +1,8 @@
 """The Services of a model: one for clients, and one for each Deployment."""
 
-from rekindle.blocks.pod import Manifest
-from rekindle.blocks.serving.deployment import labels
-from rekindle.release.config import PORT
+from rekindle.blocks.pod_settings import Manifest
+from rekindle.blocks.serving.model_deployment import labels
+from rekindle.release.serve_config import PORT
 
 
 def service(model: str, port: int, server: str) -> Manifest:

@@ -15,10 +15,10 @@ from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import as_word
 from rekindle.blocks.resource import SCALED, apply, number, read, render, scale, text
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.deployment import STARTUP_SECONDS, disruption_budget
+from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS, disruption_budget
 from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import service
-from rekindle.release.config import ServeConfig
+from rekindle.release.serve_config import ServeConfig
 
 SERVER = text("server")
 VERSION = text("version")

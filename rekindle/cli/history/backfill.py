@@ -9,9 +9,9 @@ from argolocal.cli.output import errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source
 from rekindle.cli.options import cluster_flag, configured
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
 
 DAY = click.DateTime(["%Y-%m-%d"])
@@ -69,7 +69,7 @@ def backfill(
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
     from rekindle.operations.backfill import backfill, select_executor
     from rekindle.operations.missed_runs import missed_runs
-    from rekindle.view.backfill import table
+    from rekindle.view.backfill_table import table
 
     with errors_as_json(as_json):
         settings = source.load().config

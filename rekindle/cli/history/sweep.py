@@ -12,17 +12,17 @@ from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.cli.runs import run_here
-from rekindle.cluster.api import Cluster
+from rekindle.cli.sources import Source, check_training
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 
 
 def check_sweep(config: Any) -> None:
     """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload
     cannot be trained."""
-    from rekindle.training.sweep.config import Sweep
+    from rekindle.training.sweep.sweep_config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
         raise ConfigError(
@@ -61,7 +61,7 @@ def sweep(
       rekindle sweep configs/sweep.yaml --set sweep.trials=18
       rekindle sweep --of sweep-4k2xp -o json
     """
-    from rekindle.operations import trials
+    from rekindle.operations import sweep_trials
 
     if bool(name) == bool(source.config):
         raise click.UsageError(
@@ -71,12 +71,12 @@ def sweep(
     if name:
         with run_output(as_json):
             if cluster:
-                sweep_trials = trials.trials_on_cluster(cluster, name)
+                trials = sweep_trials.trials_on_cluster(cluster, name)
             else:
-                sweep_trials = trials.trials_here(home(), name)
+                trials = sweep_trials.trials_here(home(), name)
 
-        table = "\n".join(sweep_trials.pop("table"))
-        click.echo(to_json({"workflow": name, **sweep_trials}, indent=2) if as_json else table)
+        table = "\n".join(trials.pop("table"))
+        click.echo(to_json({"workflow": name, **trials}, indent=2) if as_json else table)
         return 0
 
     if cluster:
@@ -84,24 +84,24 @@ def sweep(
             "--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`."
         )
 
-    from rekindle.operations import reuse
-    from rekindle.view import foreground
+    from rekindle.operations import cached_results
+    from rekindle.view import pipeline_display
 
     with run_output(as_json):
         manifests = source.manifests()
         check_sweep(manifests.config)
 
         workflow = manifests.main_for_this_machine()
-        values = reuse.add_cached(home(), workflow, {}, not no_cache)
-        pipeline = foreground.create_run(home(), workflow, values)
+        values = cached_results.add_cached(home(), workflow, {}, not no_cache)
+        pipeline = pipeline_display.create_run(home(), workflow, values)
 
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
             code = run_here(pipeline, as_json=as_json, ask=not yes, full_status=False)
 
         result = json.loads(out.getvalue()) if as_json else {}
-        sweep_trials = trials.trials_here(home(), pipeline.name)
+        trials = sweep_trials.trials_here(home(), pipeline.name)
 
-    table = "\n".join(["", *sweep_trials.pop("table")])
-    click.echo(to_json(result | sweep_trials) if as_json else table)
+    table = "\n".join(["", *trials.pop("table")])
+    click.echo(to_json(result | trials) if as_json else table)
     return code

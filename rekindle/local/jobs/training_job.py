@@ -21,12 +21,12 @@ from argolocal.controllers.pod import Pod, terminate_all
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
-from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOB_VERSION, JOBS
 from argolocal.state.journal import RunFiles, run_claims
-from argolocal.validate.objects import reject_invalid
+from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
-from rekindle.local.jobs import mpi
+from rekindle.local.jobs import mpi_job
 from rekindle.local.jobs.frameworks import (
     is_complete,
     leading_role,
@@ -238,7 +238,7 @@ class TrainingJobs(Controller):
         terminating_names = {pod.name for pod in job.terminating}
 
         for pod, (role, index) in desired_pods.items():
-            must_wait = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
+            must_wait = role == "Launcher" and not mpi_job.all_workers_run(obj, job.pods)
             if not must_wait and pod not in {
                 *job.pods,
                 *succeeded_pods,
@@ -249,7 +249,7 @@ class TrainingJobs(Controller):
 
         self._remove(job, [pod for pod in job.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
-            mpi.write_processes(self._files(obj), job.pods)
+            mpi_job.write_processes(self._files(obj), job.pods)
 
     def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         spec = replicas_of(obj)[role]["template"]["spec"]
@@ -258,8 +258,10 @@ class TrainingJobs(Controller):
         )
         directories = {}
         if role == "Launcher":
-            mpi.write_files(obj, self._files(obj))
-            spec, environment, directories = mpi.mount_files(spec, environment, self._files(obj))
+            mpi_job.write_files(obj, self._files(obj))
+            spec, environment, directories = mpi_job.mount_files(
+                spec, environment, self._files(obj)
+            )
         return Pod(
             self.cluster, name, spec, self.run, environment, directories, claims=self._claims()
         )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from argolocal.common.json_text import to_json
-from rekindle.local.services.connections import response
+from rekindle.local.services.threaded_server import response
 
 Headers = Mapping[str, list[str]]
 # any port: `ssh -L` may forward another port

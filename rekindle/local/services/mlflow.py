@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.processes import end_unless_recorded
-from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
+from rekindle.local.services.threaded_server import Connections
 from rekindle.tracking import REMOVED
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable

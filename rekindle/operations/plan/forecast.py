@@ -12,18 +12,18 @@ from argolocal.manifest.shape import shape_errors
 from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
-from rekindle.cluster.api import TEMPLATES, Cluster, Resource
+from rekindle.cluster.kubernetes_api import TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
-from rekindle.operations import reuse
+from rekindle.operations import cached_results
 from rekindle.operations.plan import capacity, history, releases, resources, timing
 from rekindle.operations.plan.reasons import Reason, Reasons
 from rekindle.operations.plan.releases import PlannedRelease
 from rekindle.operations.plan.resources import ResourceSeconds
 from rekindle.operations.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
 from rekindle.operations.plan.timing import Estimate, Total
-from rekindle.training.cost.pods import Replicas, training_runtimes
+from rekindle.training.cost.pod_requests import Replicas, training_runtimes
 from rekindle.training.cost.prices import Prices
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Sources:
         self.store: Store | None = None
 
         try:
-            self.store = reuse.readable_store(home, on_cluster=cluster is not None)
+            self.store = cached_results.readable_store(home, on_cluster=cluster is not None)
         except RekindleError as error:
             self.notes.append(f"the object store cannot be read: {error}")
 
@@ -153,10 +153,10 @@ class Sources:
 
         on_cluster = self.cluster is not None
         if not on_cluster:
-            reuse.set_bucket()
+            cached_results.set_bucket()
 
         def open_store(name: str) -> "Store":
-            return cast("Store", reuse.readable_store(self.home, bucket=name))
+            return cast("Store", cached_results.readable_store(self.home, bucket=name))
 
         open_bucket = None if on_cluster else open_store
 

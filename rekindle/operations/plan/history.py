@@ -13,8 +13,8 @@ from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status, timestamp
 from rekindle.blocks.manifest.recorded import label, parameter
 from rekindle.cluster import workflows
-from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.argo_server import ArgoServer
+from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError
 
 MAX_RUNS = 10  # the newest runs say most about the next run

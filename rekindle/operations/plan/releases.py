@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from rekindle.cluster.api import SERVICES, Cluster
+from rekindle.cluster.kubernetes_api import SERVICES, Cluster
 from rekindle.documents import Document, parse, read_file
 from rekindle.errors import RekindleError
 from rekindle.operations.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree

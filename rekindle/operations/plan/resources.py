@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from rekindle.operations.plan.tasks import Task
 from rekindle.operations.plan.timing import Span
-from rekindle.training.cost import pods
-from rekindle.training.cost.pods import Replicas
+from rekindle.training.cost import pod_requests
+from rekindle.training.cost.pod_requests import Replicas
 from rekindle.training.cost.prices import Prices
 
 
@@ -36,7 +36,7 @@ def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replic
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
     items = 1 if task.items is None else task.items
-    found = pods.template_replicas(task.template, runtimes) if items else []
+    found = pod_requests.template_replicas(task.template, runtimes) if items else []
     return [replace(item, count=item.count * items) for item in found]
 
 

@@ -18,10 +18,10 @@ from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import show, split_address
-from rekindle.operations.reproduce import findings as checks
+from rekindle.operations.reproduce import known_differences as checks
 from rekindle.operations.reproduce.checkout import check_out
 from rekindle.operations.reproduce.comparison import Comparison, compare
-from rekindle.operations.reproduce.findings import Finding
+from rekindle.operations.reproduce.known_differences import Finding
 from rekindle.operations.reproduce.suspended import (
     recorded_values,
     resume_at_once,

@@ -13,7 +13,7 @@ from rekindle import tracking
 from rekindle.blocks.manifest.render import Manifest
 from rekindle.errors import ConfigError, TrackingError, did_you_mean
 from rekindle.operations.plan.tasks import RUNS, SKIPPED, Tree
-from rekindle.operations.reproduce.findings import Finding
+from rekindle.operations.reproduce.known_differences import Finding
 from rekindle.release.origin import Origin
 
 Values = Mapping[str, str]

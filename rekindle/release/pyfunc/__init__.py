@@ -26,10 +26,10 @@ from rekindle.content.release_files import (
     SERVING_EXAMPLE,
 )
 from rekindle.errors import DataError
-from rekindle.release.files import verify_release
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
-from rekindle.release.validation import parse
+from rekindle.release.release_files import verify_release
+from rekindle.release.request_validation import parse
 from rekindle.workload import Predictor
 
 if TYPE_CHECKING:

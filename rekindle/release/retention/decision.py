@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from rekindle.cache.entries import DAY_S, Entry
-from rekindle.release.config import RetentionConfig
+from rekindle.release.serve_config import RetentionConfig
 
 NO_LIMITS = RetentionConfig.model_validate({})
 

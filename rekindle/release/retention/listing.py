@@ -32,7 +32,7 @@ from rekindle.names import (
     split_address,
 )
 from rekindle.release import origin, promotion
-from rekindle.release.files import read_owner
+from rekindle.release.release_files import read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
 from rekindle.release.retention.ownership import Mark, store_id

@@ -16,7 +16,7 @@ from rekindle.cache import claims, difference, entries
 from rekindle.content.release_files import DESCRIBING, MLFLOW_FILES, RECORD
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName, split_address
-from rekindle.release.files import read_owner
+from rekindle.release.release_files import read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store

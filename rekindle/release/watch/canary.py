@@ -5,7 +5,7 @@ import time
 
 from rekindle import tracking
 from rekindle.errors import TrackingError
-from rekindle.release.config import PORT, CanaryConfig
+from rekindle.release.serve_config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import find_breach, ks_distance, quantile
 from rekindle.release.watch.scrape import VersionStats, Watch
 

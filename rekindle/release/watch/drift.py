@@ -14,7 +14,7 @@ from rekindle.content.release_files import REFERENCE, read_described, reject_oth
 from rekindle.documents import Document, parse, read_object
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.names import ModelName
-from rekindle.release.config import PORT, DriftConfig
+from rekindle.release.serve_config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, shift
 from rekindle.release.watch.scores import BUCKET_BOUNDS
 from rekindle.release.watch.scrape import Counts, increments, scrape

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import exp, inf, lgamma, log
 
-from rekindle.release.config import CanaryConfig
+from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from rekindle.errors import RekindleError, say
-from rekindle.release.client import resolve
+from rekindle.release.model_client import resolve
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 

@@ -25,14 +25,14 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
+from rekindle.training.checkpoint.checkpoint_retention import Retention
+from rekindle.training.checkpoint.durable import Manifest, RankSize, RemoteCheckpoints, Upload
 from rekindle.training.checkpoint.interval import CheckpointInterval
-from rekindle.training.checkpoint.remote import Manifest, RankSize, RemoteCheckpoints, Upload
-from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.checkpoint.snapshot_file import SnapshotFile
 from rekindle.training.checkpoint.snapshots import Snapshots
-from rekindle.training.data import LoaderState
 from rekindle.training.group.interruptible import GroupBroken, fulfil
-from rekindle.training.state import State, raw
+from rekindle.training.local_dataset import LoaderState
+from rekindle.training.training_state import State, raw
 
 MAX_SNAPSHOT_SHARE = 0.01  # share of the training time for snapshots, if hot_seconds is not set
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set

@@ -13,7 +13,7 @@ import torch
 
 from rekindle.errors import RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 Job = tuple[int, int, bytes]  # slot, step, the loader's state
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from argolocal.common.wording import duration
 from rekindle.training.cost.tariff import Tariff
-from rekindle.training.ledger import text
-from rekindle.training.ledger.report import (
+from rekindle.training.ledger import sentences
+from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
     WAITED,
@@ -197,7 +197,7 @@ def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | Non
 def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
     """Return the summary as lines of text and numbers, with its costs if a tariff is given."""
     bill = charge(summary, tariff) if tariff and summary.intervals else None
-    words = [*text.describe(summary), *(describe(bill) if bill else ())]
+    words = [*sentences.describe(summary), *(describe(bill) if bill else ())]
     return {"words": words} | summary.as_json() | ({"cost": bill.as_json()} if bill else {})
 
 

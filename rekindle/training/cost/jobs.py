@@ -11,10 +11,10 @@ from typing import Any
 
 from argolocal.common import causes
 from argolocal.language.substitute import TemplateError, substitute
-from argolocal.manifest.kinds import FULFILLED
+from argolocal.manifest.allowed_values import FULFILLED
 from argolocal.view.summary import timestamp
-from rekindle.training.cost import pods
-from rekindle.training.cost.pods import Manifest, Replicas
+from rekindle.training.cost import pod_requests
+from rekindle.training.cost.pod_requests import Manifest, Replicas
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import COORDINATOR, LAUNCHER
 
@@ -75,7 +75,7 @@ def end_of(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
 def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     """Return the jobs that the steps of a run have applied."""
     templates = templates_of(status, manifest)
-    runtimes = pods.training_runtimes(templates.values())
+    runtimes = pod_requests.training_runtimes(templates.values())
     nodes = {node["name"]: node for node in list((status.get("nodes") or {}).values())}
     attempts: dict[str, list[Mapping[str, Any]]] = {}
 
@@ -117,7 +117,7 @@ def planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     """Return the jobs of the manifest whose steps have not started, with the names of their
     templates as tasks."""
     templates = templates_of(status, manifest)
-    runtimes = pods.training_runtimes(templates.values())
+    runtimes = pod_requests.training_runtimes(templates.values())
     nodes = list((status.get("nodes") or {}).values())
     started = {id(template_of(node, templates)) for node in nodes if node.get("type") != "Skipped"}
     return [
@@ -133,7 +133,7 @@ def _jobs(
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
     """Yield kind and pods of each job that a template applies, except elastic trainings, which have
     a ledger."""
-    for kind, items in pods.applied_jobs(template, runtimes):
+    for kind, items in pod_requests.applied_jobs(template, runtimes):
         if not any(module in item.command for item in items for module in (LAUNCHER, COORDINATOR)):
             yield kind, items
 
@@ -141,7 +141,7 @@ def _jobs(
 def _filled(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
     """Return a resource template whose object has the values of the node's inputs, such as its
     number of workers."""
-    text = pods.object_text(template)
+    text = pod_requests.object_text(template)
     if "{{" not in text:
         return template
 

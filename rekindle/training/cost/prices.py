@@ -20,7 +20,7 @@ from pydantic import Field
 from argolocal.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section, parse_section
-from rekindle.training.cost.pods import Pod
+from rekindle.training.cost.pod_requests import Pod
 
 FILE = "prices.yaml"
 ANNOTATION = "rekindle.dev/prices"

@@ -9,8 +9,8 @@ from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.sections import Section
-from rekindle.training.cost import pods
-from rekindle.training.cost.pods import Manifest, Pod
+from rekindle.training.cost import pod_requests
+from rekindle.training.cost.pod_requests import Manifest, Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 LAUNCHER = "rekindle.training.launch.launcher"
@@ -64,7 +64,9 @@ def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> 
     out."""
     templates = manifest["spec"].get("templates") or []
     if prices:
-        replicas = [item for template in templates for item in pods.object_replicas(template)]
+        replicas = [
+            item for template in templates for item in pod_requests.object_replicas(template)
+        ]
     else:
         replicas = []
 
@@ -89,7 +91,7 @@ def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
     """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
     for template in manifest["spec"].get("templates") or []:
         container: Mapping[str, Any] = template.get("container") or {}
-        pod = pods.of_template(template)
+        pod = pod_requests.of_template(template)
         if (
             prices
             and pod

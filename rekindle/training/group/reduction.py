@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rekindle.training.group.process_group import GroupView
 from rekindle.training.group.tree import Block, Sum, blocks
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 CONTROLS = 4  # number of control values: the loss and the three Flags
 kernels: Any = torch  # the type stubs lack the fused operations

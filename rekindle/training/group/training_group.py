@@ -42,14 +42,14 @@ import torch
 from torch import Tensor
 
 from rekindle.errors import ConfigError
+from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import RankSize
-from rekindle.training.data import LoaderState
 from rekindle.training.group.membership import Membership
 from rekindle.training.group.process_group import GroupView
 from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
 from rekindle.training.group.tree import share
-from rekindle.training.state import State
+from rekindle.training.local_dataset import LoaderState
+from rekindle.training.training_state import State
 
 ALONE = RankSize(rank=0, size=1)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rekindle.training.ledger.events import Event
-from rekindle.training.ledger.report import (
+from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
     UNSEEN,

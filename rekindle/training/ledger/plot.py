@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.wording import duration
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
+from rekindle.training.ledger.ledger_summary import (
+    LOST,
+    TRAINED,
+    WAITED,
+    Summary,
+    percent,
+    short_name,
+)
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
 # kind of incident → label, marker, colour

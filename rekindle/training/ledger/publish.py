@@ -6,7 +6,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import say
-from rekindle.training.ledger.report import Summary
+from rekindle.training.ledger.ledger_summary import Summary
 
 REPORTED_COUNTS = (
     "preemptions",

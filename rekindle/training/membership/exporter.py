@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rekindle.training.ledger.accounting import Accounts
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED
-from rekindle.training.membership.machine import Membership
+from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
+from rekindle.training.membership.state_machine import Membership
 
 # environment variable: the port; without this variable, no metrics are served
 VARIABLE = "REKINDLE_METRICS"

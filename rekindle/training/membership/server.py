@@ -40,10 +40,10 @@ from rekindle.training.membership import exporter, handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.exporter import Exporter
 from rekindle.training.membership.lease import Lease
-from rekindle.training.membership.machine import Membership
 from rekindle.training.membership.messages import parse
+from rekindle.training.membership.model_reuse import ReusableModel
 from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encode
-from rekindle.training.membership.reuse import ReusableModel
+from rekindle.training.membership.state_machine import Membership
 from rekindle.training.spec import TrainingSpec
 
 # environment variable: seconds that the workers may train; time that they wait does not count

@@ -16,7 +16,7 @@ from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import weights_sha256
+from rekindle.training.training_state import weights_sha256
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload, dataset_facts
 

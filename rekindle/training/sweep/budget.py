@@ -7,8 +7,8 @@ itself are within the budget. Until a trial trains to the end, the time for that
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.halving import Job
+from rekindle.training.sweep.sweep_config import Sweep
 
 
 def compute_excess(

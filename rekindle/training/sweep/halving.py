@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from rekindle.training.sweep.config import Settings, Sweep
+from rekindle.training.sweep.sweep_config import Settings, Sweep
 
 Values = Mapping["Job", float | None]  # metric of each finished job; None: the trial failed
 

@@ -14,8 +14,8 @@ from optuna.samplers import GridSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from argolocal.common.json_text import to_json
-from rekindle.training.sweep.config import Choice, Settings, Sweep
 from rekindle.training.sweep.halving import Trial
+from rekindle.training.sweep.sweep_config import Choice, Settings, Sweep
 
 COMPLETE = TrialState.COMPLETE
 RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)

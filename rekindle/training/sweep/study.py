@@ -24,9 +24,9 @@ from rekindle.documents import InvalidDocument, read_object
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
 from rekindle.training.sweep import budget, halving
-from rekindle.training.sweep.config import LOSS, Settings, Sweep
 from rekindle.training.sweep.halving import Job, Trial, is_finite
 from rekindle.training.sweep.records import Decision, Failure, Seconds, TrialModel, Validation
+from rekindle.training.sweep.sweep_config import LOSS, Settings, Sweep
 
 if TYPE_CHECKING:
     from rekindle.storage import Store

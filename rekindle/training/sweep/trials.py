@@ -20,9 +20,9 @@ from rekindle import Store, tracking
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.training.launch import notice
 from rekindle.training.spec import SINGLE_WORKER, TrainingSpec
-from rekindle.training.sweep.config import Settings
 from rekindle.training.sweep.halving import Job, Trial
 from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.sweep_config import Settings
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record

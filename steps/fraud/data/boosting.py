@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from steps.fraud.data.features import Floats
-from steps.fraud.data.schema import UNKNOWN, Ints
+from steps.fraud.data.transactions import UNKNOWN, Ints
 
 BOOSTED = "boosted"
 FOLDS = 2  # number of groups of cards

@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.config import Columns
-from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
-from steps.fraud.data.schema import day as day_of
+from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
+from steps.fraud.data.transactions import day as day_of
+from steps.fraud.fraud_config import Columns
 
 Floats = NDArray[np.float64]
 HOUR = DAY // 24

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from rekindle.errors import DataError
-from steps.fraud.config import Columns, Text
+from steps.fraud.fraud_config import Columns, Text
 
 SEPARATORS = ",;\t|"
 # names of the columns that `read_csv` adds

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.data.schema import DAY, Ints, Rows, firsts
+from steps.fraud.data.transactions import DAY, Ints, Rows, firsts
 
 WINDOWS = (1, 7, 30)  # lengths of windows, in days
 HABIT_ROWS = 50  # number of transactions of the card that define its habits

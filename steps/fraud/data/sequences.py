@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rekindle.errors import DataError
-from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED
-from steps.fraud.data.schema import UNKNOWN, Ints, firsts
+from steps.fraud.data.transactions import UNKNOWN, Ints, firsts
 from steps.fraud.facts import read_facts
+from steps.fraud.fraud_config import CONTEXT
 
 LENGTH = 40  # number of transactions in a training window
 OVERLAP = 16  # number of transactions of a training window that only give context

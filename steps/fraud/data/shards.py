@@ -8,7 +8,7 @@ sequences.py reads it.
     scenario
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
                            (without a rejected row, only these two columns)
-    state/                 the serving state, see steps/fraud/data/state.py
+    state/                 the serving state, see steps/fraud/data/serving_state.py
 
 The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end
 `label_delay_days` before the last full day. Training uses rows before `train_end`, which is
@@ -41,13 +41,13 @@ from numpy.typing import NDArray
 from argolocal.common.disk import check_space
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import SMALL_DISK, Prepared
-from steps.fraud.config import Data
-from steps.fraud.data import features, source, state
+from steps.fraud.data import features, serving_state, source
 from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.breaks import late_labels, sum_labels
-from steps.fraud.data.checks import check
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows, day, utc
+from steps.fraud.data.row_checks import check
 from steps.fraud.data.suspicions import suspicions
+from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, day, utc
+from steps.fraud.fraud_config import Data
 
 # columns of a shard of n rows, and their types
 ARRAYS = {
@@ -148,7 +148,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
             np.save(_file(out, name, number), array)
 
         train.add(table, training)
-        keep = state.needed(piece, facts["train_end"], data.label_delay_days)
+        keep = serving_state.needed(piece, facts["train_end"], data.label_delay_days)
         tail.append((piece[keep], table[keep]))
 
     warnings += late_labels(label_sums, labels_until, data.label_delay_days)
@@ -158,7 +158,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
     facts["std"] = train.std()
     facts["rejected"] = checked.reasons()
     kept = Rows.concat([piece for piece, _ in tail]), np.concatenate([table for _, table in tail])
-    state.write(out / "state", *kept, boosting.trees(), facts)
+    serving_state.write(out / "state", *kept, boosting.trees(), facts)
 
     return facts, checked.was_sorted, warnings
 

@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.data.schema import DAY
+from steps.fraud.data.transactions import DAY
 from steps.fraud.data.world import World
 
 

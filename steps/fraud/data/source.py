@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import polars as pl
 
 from rekindle.errors import DataError, did_you_mean
-from steps.fraud.config import Columns, Data
 from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import parse
+from steps.fraud.fraud_config import Columns, Data
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 

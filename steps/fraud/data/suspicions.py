@@ -4,9 +4,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.config import Columns
 from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_values
-from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
+from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
+from steps.fraud.fraud_config import Columns
 
 STRAY_GAP = 30 * DAY  # minimum time between all other rows and a few stray rows after them
 MAX_STRAYS = 0.001  # maximum share of stray rows

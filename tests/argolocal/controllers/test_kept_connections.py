@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from argolocal.runner.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.storage import Store
 from tests.rekindle.serving import running
 from tests.waiting import until

@@ -21,7 +21,7 @@ from argolocal.runner.run import LocalRun
 from argolocal.state.journal import DiskFull
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.resource import render
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from tests.argolocal.running import execute, resume
 from tests.waiting import until
 

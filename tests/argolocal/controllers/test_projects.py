@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from argolocal.runner.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
 from tests.ports import free_port
 from tests.waiting import until

@@ -31,7 +31,7 @@ from argolocal.controllers.memory import shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.nodes import FAILED, FULFILLED
 from argolocal.errors import ConfigError
-from argolocal.manifest.names import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from rekindle.local.cluster import LocalCluster

@@ -9,7 +9,7 @@ import pytest
 
 from argolocal.common import object_names
 from argolocal.controllers.base import Controller
-from argolocal.controllers.kinds import Kinds
+from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster

@@ -7,11 +7,11 @@ import pytest
 
 from rekindle.blocks.jobs.members import SHARED_MOUNT
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
-from rekindle.blocks.pod import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
+from rekindle.blocks.pod_settings import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import presets
-from rekindle.blocks.serving.deployment import deployment
+from rekindle.blocks.serving.model_deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.release.config import ServeConfig
+from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
 

@@ -14,7 +14,7 @@ from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
-from rekindle.operations import reuse
+from rekindle.operations import cached_results
 from rekindle.storage import Store
 
 MODULE = "steps.prepare"
@@ -109,9 +109,9 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
     try:
         store = LocalCluster(tmp_path).store()
         record_code_before(store, "1" * 64)
-        assert reuse.prune(tmp_path, keep=10_000, days=90, delete=False) == []
+        assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=False) == []
         assert store.head(f"{difference.FOLDER}{'1' * 64}")
-        assert reuse.prune(tmp_path, keep=10_000, days=90, delete=True) == []
+        assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=True) == []
         assert not store.head(f"{difference.FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()

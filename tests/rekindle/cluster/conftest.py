@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cluster import api
-from rekindle.cluster.api import Cluster
+from rekindle.cluster import kubernetes_api
+from rekindle.cluster.kubernetes_api import Cluster
 from tests.rekindle.cluster.server import ApiServer
 
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(kubernetes_api, "BACKOFF_S", 0.01)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.cluster.api import PODS, Cluster
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import PODS, Cluster
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.queue import describe_waiting
 from tests.rekindle.cluster.server import ApiServer
 

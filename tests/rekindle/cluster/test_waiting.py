@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from argolocal.view.runs import steps_table
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.waiting import add_waiting, waiting_reason
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_queue import REASON, WORKLOADS, workload

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from argolocal.manifest import names
-from argolocal.manifest.names import NODE_ID, WORKFLOW
+from argolocal.manifest import object_labels
+from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
-from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256
 from rekindle.errors import ConfigError, RekindleError
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.test_api import WORKFLOWS_AT
+from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -82,7 +82,7 @@ FAILED = {
 
 
 def failed(**more: Any) -> dict[str, Any]:
-    labels = {names.COMPLETED: "true", names.PHASE: "Failed", "mine": "kept"}
+    labels = {object_labels.COMPLETED: "true", object_labels.PHASE: "Failed", "mine": "kept"}
     spec = {"entrypoint": "main", "shutdown": "Stop"}
     return {
         "kind": "Workflow",
@@ -166,7 +166,7 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     assert resumed["status"]["phase"] == "Running" and "finishedAt" not in resumed["status"]
     assert resumed["status"]["startedAt"] > FAILED["startedAt"]
     assert {"type": "Completed", "status": "False"} in resumed["status"]["conditions"]
-    assert resumed["metadata"]["labels"] == {names.PHASE: "Running", "mine": "kept"}
+    assert resumed["metadata"]["labels"] == {object_labels.PHASE: "Running", "mine": "kept"}
     assert "shutdown" not in resumed["spec"]
     assert set(server.objects[PODS_AT]) == {"pod-a"}
 
@@ -271,7 +271,7 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
         and workflow["kind"] == "Workflow"
     )
     assert workflow["metadata"]["name"].startswith("cards-")
-    assert workflow["metadata"]["labels"][names.CRON_WORKFLOW] == "cards"
+    assert workflow["metadata"]["labels"][object_labels.CRON_WORKFLOW] == "cards"
     assert workflow["metadata"]["annotations"][SHA256] == "of the template", (
         "so that a duplicate is noticed"
     )

@@ -11,7 +11,7 @@ from rekindle.blocks.manifest.provenance import uses_scheduled_time
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.errors import ConfigError
 from rekindle.operations.missed_runs import missed_runs
-from rekindle.view.backfill import table
+from rekindle.view.backfill_table import table
 from tests.commands import ROOT
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

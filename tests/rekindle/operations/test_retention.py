@@ -16,18 +16,18 @@ from argolocal.controllers.kubectl import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import claims, entries
-from rekindle.cluster.api import Cluster
-from rekindle.cluster.objects import ClusterObjects
+from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError, TrackingError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.mlflow_api import request
 from rekindle.names import RunName
 from rekindle.operations import retention
-from rekindle.release.config import VERSION_ANNOTATION
 from rekindle.release.retention import listing, ownership, removal
 from rekindle.release.retention.decision import Removal, Run, RunRemoval
+from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
 from tests.rekindle.cli.test_cli import rekindle, workflow

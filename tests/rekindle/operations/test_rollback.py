@@ -17,7 +17,7 @@ from argolocal.controllers.base import Controller
 from rekindle import tracking
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged
 from rekindle.release.rollback import roll_back

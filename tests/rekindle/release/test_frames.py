@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 from rekindle.content.release_files import RECORD, content_hash
 from rekindle.errors import DataError
-from rekindle.release.files import EXAMPLE
 from rekindle.release.pyfunc import write_mlmodel
+from rekindle.release.release_files import EXAMPLE
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from tests.rekindle.release import every_type

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from rekindle.storage import Store
-from rekindle.training.checkpoint import remote
+from rekindle.training.checkpoint import durable
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.data import LoaderState
+from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import IDENTITY, Events, Open, numbers
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(durable, "CHUNK_BYTES", 1024)
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from rekindle.storage import Store
+from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import RankSize
 from tests.chaos.faults import Proxy
 
 numbers = count()

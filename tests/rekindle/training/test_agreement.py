@@ -10,12 +10,12 @@ from torch import nn
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.data import LoaderState
 from rekindle.training.group.process_group import GroupView, create, dist
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
+from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 CPU = torch.device("cpu")
 

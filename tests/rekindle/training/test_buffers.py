@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State, raw
+from rekindle.training.training_state import State, raw
 
 VIRTUAL = 3
 

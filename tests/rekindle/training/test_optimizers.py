@@ -9,7 +9,7 @@ from torch import nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Any] = {

@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from argolocal.common import causes
-from argolocal.manifest.names import NODE_NAME, WORKFLOW
+from argolocal.manifest.object_labels import NODE_NAME, WORKFLOW
 from argolocal.view.display import cause_of
 from argolocal.view.summary import Step
 from rekindle.cli import commands
-from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
+from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet
 from tests.waiting import until
 

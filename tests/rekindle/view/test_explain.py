@@ -12,7 +12,7 @@ from argolocal.state.journal import RunFiles
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.storage import Store

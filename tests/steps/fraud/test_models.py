@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from rekindle.errors import DataError
 from rekindle.workload import dataset_facts
-from steps.fraud.config import CONTEXT, Model
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.sequences import Rows, open_dataset
+from steps.fraud.fraud_config import CONTEXT, Model
+from steps.fraud.handbook_protocol import score
 from steps.fraud.models import FraudModel, build, load, loss, score_all, score_windows
-from steps.fraud.protocol import score
 
 FEATURES = 5
 

@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError
-from rekindle.release.validation import parse
+from rekindle.release.request_validation import parse
 from rekindle.workload import Refreshed, data_until
 from steps import fraud
-from steps.fraud.config import Data
-from steps.fraud.data.schema import DAY
+from steps.fraud.data.serving_state import State
 from steps.fraud.data.source import read
-from steps.fraud.data.state import State
+from steps.fraud.data.transactions import DAY
+from steps.fraud.fraud_config import Data
 from steps.fraud.scoring import FraudPredictor
 from tests.steps.conftest import WORLD
 

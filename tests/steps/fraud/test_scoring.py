@@ -14,10 +14,10 @@ import pytest
 from rekindle.errors import DataError
 from rekindle.gate import Gate
 from rekindle.release.evaluation import evaluate
-from rekindle.release.validation import parse
-from rekindle.serving.worker import answer_batch
+from rekindle.release.request_validation import parse
+from rekindle.serving.model_process import answer_batch
 from steps import fraud
-from steps.fraud.data.schema import instant
+from steps.fraud.data.transactions import instant
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
 

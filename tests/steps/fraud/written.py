@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from rekindle.workload import Prepared, dataset_facts, prepare
 from steps import fraud
-from steps.fraud.config import Data
 from steps.fraud.data.shards import ARRAYS
+from steps.fraud.fraud_config import Data
 
 
 def write(data: Data, path: Path) -> Prepared:

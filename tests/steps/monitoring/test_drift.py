@@ -14,7 +14,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError
 from rekindle.release import promotion
-from rekindle.release.client import ModelClient
+from rekindle.release.model_client import ModelClient
 from rekindle.release.watch.drift import count_from_now
 from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store

@@ -22,11 +22,11 @@ import threading
 from pathlib import Path
 
 from argolocal.common.processes import end_unless_recorded
-from rekindle.local.services.connections import Connections
-from rekindle.local.services.s3.files import Files
 from rekindle.local.services.s3.format import BLOCK_BYTES
 from rekindle.local.services.s3.handler import Handler
+from rekindle.local.services.s3.object_files import Files
 from rekindle.local.services.s3.values import check_bucket
+from rekindle.local.services.threaded_server import Connections
 
 
 def main() -> None:

@@ -5,7 +5,12 @@ from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from rekindle.local.services.s3.checksums import checksum_names
 from rekindle.local.services.s3.format import S3Error, read_meta
-from rekindle.local.services.s3.objects import MAX_ENTRIES, ObjectRequest, format_boolean, iso_time
+from rekindle.local.services.s3.object_operations import (
+    MAX_ENTRIES,
+    ObjectRequest,
+    format_boolean,
+    iso_time,
+)
 from rekindle.local.services.s3.request import printable, xml
 from rekindle.local.services.s3.uploads import Part, Upload
 from rekindle.local.services.s3.values import children, parse_integer, parse_part_number

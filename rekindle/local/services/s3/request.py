@@ -13,13 +13,13 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
 from rekindle.local.services.s3.checksums import DECODED_LENGTH, Checksums, Hash
-from rekindle.local.services.s3.files import Files
 from rekindle.local.services.s3.format import (
     BLOCK_BYTES,
     DISK_FULL_ERRORS,
     MAX_METADATA_BYTES,
     S3Error,
 )
+from rekindle.local.services.s3.object_files import Files
 from rekindle.local.services.s3.signatures import Signature, verify
 from rekindle.local.services.s3.values import parse_target
 

@@ -15,8 +15,8 @@ from ipaddress import IPv4Address
 from urllib.parse import parse_qsl, unquote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
-from rekindle.local.services.s3.files import START, Position
 from rekindle.local.services.s3.format import S3Error
+from rekindle.local.services.s3.object_files import START, Position
 
 MAX_KEY_BYTES = 1024
 MAX_QUERY_FIELDS = 100

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rekindle.blocks.manifest.config import load_config, relative_paths
-from rekindle.cli.inputs import check_paths
+from rekindle.cli.sources import check_paths
 from rekindle.errors import ConfigError
 
 WORKLOAD = """

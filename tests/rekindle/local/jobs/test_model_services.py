@@ -11,11 +11,11 @@ import pytest
 
 from argolocal.view import foreground
 from rekindle import project
-from rekindle.cli.inputs import Source
+from rekindle.cli.sources import Source
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import allow_any_port, may_use_any_port
-from rekindle.view.foreground import create_run
+from rekindle.view.pipeline_display import create_run
 from tests.argolocal.running import execute
 
 

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.local.services.s3.checksums import CHECKSUMS
-from rekindle.local.services.s3.files import START, Files
 from rekindle.local.services.s3.format import Content, Meta
+from rekindle.local.services.s3.object_files import START, Files
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from rekindle.local.services.connections import THREADS
 from rekindle.local.services.s3.signatures import EMPTY_SHA256, Signature, signing_key
+from rekindle.local.services.threaded_server import THREADS
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 

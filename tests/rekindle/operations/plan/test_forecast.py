@@ -14,7 +14,7 @@ from argolocal.state.journal import RunFiles
 from rekindle import project, tracking
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.cluster.api import Cluster
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import StorageError
 from rekindle.local.services.services import Services
 from rekindle.local.services.stored_files import StoredFiles

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.cache.entries import Entry
-from rekindle.release.config import RetentionConfig
 from rekindle.release.retention.decision import Listing, Release, Removal, Run, decide
+from rekindle.release.serve_config import RetentionConfig
 
 NOW = 1e9
 DAY = 86400.0

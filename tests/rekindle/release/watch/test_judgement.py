@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.release.config import CanaryConfig
+from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.canary import CHECKS
 from rekindle.release.watch.judgement import (
     errors_p_value,
@@ -19,7 +19,7 @@ from rekindle.release.watch.judgement import (
 )
 from rekindle.release.watch.scores import EDGES
 from rekindle.release.watch.scrape import Buckets, VersionStats
-from rekindle.serving.server import SECONDS
+from rekindle.serving.model_server import SECONDS
 
 CONFIG = CanaryConfig()
 ALPHA = CONFIG.false_alarms / (2 * (CHECKS + 1))

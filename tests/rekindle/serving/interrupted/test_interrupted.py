@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import tracking
-from rekindle.local.objects import LocalObjects
+from rekindle.local.local_objects import LocalObjects
 from rekindle.storage import Store
 from tests.rekindle.serving.interrupted import releases, rollbacks
 from tests.rekindle.serving.interrupted.disturbance import Moment

@@ -16,8 +16,8 @@ import pytest
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.training.checkpoint import manager, snapshot_file
+from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import RankSize
 from rekindle.training.group.interruptible import GroupBroken
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.training.cost.bill import Bill, amount, charge, describe
-from rekindle.training.cost.pods import Pod
+from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import Tariff
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED
+from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
 from tests.rekindle.training.ledger.test_accounting import generation, lost, start, step, summary_of
 
 SPOT = Pod(cpus=1, labels={"spot": "yes"})

@@ -13,8 +13,8 @@ from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.cost import pods
-from rekindle.training.cost.pods import Pod
+from rekindle.training.cost import pod_requests
+from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import ANNOTATION, FILE, Prices
 from rekindle.training.cost.tariff import Tariff
 
@@ -37,11 +37,13 @@ def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
     for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"][
         "templates"
     ]:
-        pod = pods.of_template(template)
+        pod = pod_requests.of_template(template)
         if pod:
             found = [("", pod)]
         else:
-            found = [(replicas.role, replicas.pod) for replicas in pods.object_replicas(template)]
+            found = [
+                (replicas.role, replicas.pod) for replicas in pod_requests.object_replicas(template)
+            ]
 
         classes.update(
             {
@@ -84,7 +86,7 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
         "configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]
     ).config
     templates = render_manifest(config)["spec"]["templates"]
-    found = [item for template in templates for item in pods.object_replicas(template)]
+    found = [item for template in templates for item in pod_requests.object_replicas(template)]
     (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
     (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
     assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
@@ -129,7 +131,7 @@ def test_a_pod_costs_its_requests_by_the_hour():
     ],
 )
 def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
-    assert pods.of_spec({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
+    assert pod_requests.of_spec({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,9 @@ def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
     ],
 )
 def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
-    pod = pods.of_spec({"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]})
+    pod = pod_requests.of_spec(
+        {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]}
+    )
     assert pod.gpus == 4 and pod.requests["nvidia.com/gpu"] == 4 and pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
 
@@ -188,7 +192,7 @@ def test_limits_count_as_requests_and_sidecars_are_added():
         tolerations: [{key: spot, value: "yes"}, {key: spot, value: soon}, {key: gpu, operator: Exists}]
     """)
 
-    pod = pods.of_template(template)
+    pod = pod_requests.of_template(template)
     assert pod
     tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
     assert pod == Pod(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})

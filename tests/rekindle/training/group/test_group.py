@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 CPU = torch.device("cpu")
 

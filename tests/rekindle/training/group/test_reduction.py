@@ -16,7 +16,7 @@ from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.tree import share
 from rekindle.training.spec import TrainConfig
-from rekindle.training.state import State
+from rekindle.training.training_state import State
 
 CPU = torch.device("cpu")
 FLAGS = [

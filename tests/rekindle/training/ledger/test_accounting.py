@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.training.ledger.accounting import summarize
-from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, alive
+from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED, Summary, alive
 
 
 def summary_of(*lines: tuple[Any, ...]) -> Summary:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rekindle.training.membership.exporter import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
-from rekindle.training.membership.machine import JOIN_TIMEOUT_S, Membership
+from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
 from tests.rekindle.training.membership.test_server import config, hello
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rekindle.training.membership.machine import (
+from rekindle.training.membership.state_machine import (
     HANG_CHECK_TIMEOUT_S,
     JOIN_TIMEOUT_S,
     MAX_CRASHES,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.training.sweep import budget
-from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.halving import Job, best_trials, final_job, next_job, result_counts
+from rekindle.training.sweep.sweep_config import Sweep
 
 SPACE = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}}
 VALUES = st.dictionaries(st.integers(0, 60), st.none() | st.floats(), max_size=40)

@@ -10,11 +10,11 @@ import pytest
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
-from rekindle.training.sweep import report
+from rekindle.training.sweep import sweep_report
 from rekindle.training.sweep.budget import step_share
-from rekindle.training.sweep.config import Budget, Settings, Sweep
 from rekindle.training.sweep.halving import Job, Trial
 from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.sweep_config import Budget, Settings, Sweep
 
 SPACE = {
     "train": {
@@ -78,9 +78,10 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
         range(9), key=lambda number: (loss(trials[number].settings), number)
     )
     assert (
-        report.rows(study)[0]["trial"] == study.winner().number and len(report.table(study)) == 10
+        sweep_report.rows(study)[0]["trial"] == study.winner().number
+        and len(sweep_report.table(study)) == 10
     )
-    assert not report.describe_untried(study)
+    assert not sweep_report.describe_untried(study)
 
 
 def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
@@ -119,7 +120,7 @@ def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) ->
     while claim := study.claim(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
     assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
-    assert report.rows(study)[-1]["state"] == "failed"
+    assert sweep_report.rows(study)[-1]["state"] == "failed"
 
 
 def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
@@ -131,10 +132,10 @@ def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
                 f"{study.output(claim[0].number, claim[1])}/validation.json", validation
             )
     assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
-    row = report.rows(study)[-1]
+    row = sweep_report.rows(study)[-1]
     assert (row["trial"], row["state"], row["loss"]) == (4, "failed", None)
     assert row["why"].startswith("its loss is not a number: ")
-    assert "NaN" not in to_json(report.rows(study))
+    assert "NaN" not in to_json(sweep_report.rows(study))
 
 
 def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study) -> None:
@@ -194,6 +195,6 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study)
 
     assert study.hours() == pytest.approx(sum(seconds.values()) / 3600) and 2 <= study.hours() <= 3
     assert study.winner().rung == 1
-    first, *others = report.describe_untried(study)
+    first, *others = sweep_report.describe_untried(study)
     assert f"{len(study.read())} of 9 trials were started" in first and len(others) >= 2, others
     assert any(line.startswith("train.learning_rate: 0.") for line in others), others

@@ -6,9 +6,9 @@ from typing import Any
 
 from rekindle.storage import Store
 from rekindle.training.launch import notice
-from rekindle.training.sweep.config import Sweep
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.sweep_config import Sweep
 from rekindle.training.sweep.trials import training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401

@@ -9,8 +9,8 @@ import pytest
 
 from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED, Sample, Trees, write_arrays
-from steps.fraud.data.schema import UNKNOWN
 from steps.fraud.data.sequences import Rows
+from steps.fraud.data.transactions import UNKNOWN
 from steps.fraud.ranking import average_precision
 
 RNG = np.random.default_rng(1)

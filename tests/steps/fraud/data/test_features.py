@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steps.fraud.data import features
-from steps.fraud.data.schema import DAY, Rows
+from steps.fraud.data.transactions import DAY, Rows
 
 HOUR = DAY // 24
 START = 1_700_000_000_000_000 // DAY * DAY

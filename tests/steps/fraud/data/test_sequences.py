@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import DataError
-from steps.fraud.config import CONTEXT
-from steps.fraud.data.schema import DAY
 from steps.fraud.data.sequences import (
     LENGTH,
     OVERLAP,
@@ -21,6 +19,8 @@ from steps.fraud.data.sequences import (
     open_dataset,
     scoring_windows,
 )
+from steps.fraud.data.transactions import DAY
+from steps.fraud.fraud_config import CONTEXT
 
 
 @pytest.fixture(scope="module")

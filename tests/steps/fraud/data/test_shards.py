@@ -16,13 +16,13 @@ import pytest
 
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import digest_of
-from steps.fraud.config import Columns, Data
 from steps.fraud.data.boosting import BOOSTING_SETTINGS
-from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.sequences import Rows as Mapped
 from steps.fraud.data.shards import ARRAYS, calendar, labels_end
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.transactions import DAY, Rows
 from steps.fraud.data.world import World
+from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import Written, write
 
 WORLD = "simulate://5?cards=60&terminals=120&days=75"

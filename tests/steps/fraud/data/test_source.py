@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from rekindle.errors import ConfigError, DataError
 from rekindle.storage import Store
-from steps.fraud.config import Columns, Data
-from steps.fraud.data.checks import check
+from steps.fraud.data.row_checks import check
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.source import read
 from steps.fraud.data.world import World
+from steps.fraud.fraud_config import Columns, Data
 
 
 @pytest.fixture(scope="module")

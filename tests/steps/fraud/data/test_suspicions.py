@@ -10,13 +10,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from steps.fraud.config import Columns, Data
-from steps.fraud.data.checks import check
-from steps.fraud.data.schema import DAY
+from steps.fraud.data.row_checks import check
 from steps.fraud.data.shards import labels_end
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.suspicions import suspicions
+from steps.fraud.data.transactions import DAY
 from steps.fraud.data.world import parse
+from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import write
 
 SIZES = ["", "cards=150&terminals=300&days=70"]

@@ -1,0 +1,643 @@
+"""Check a Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates and
+arguments."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from argolocal.errors import ConfigError
+from argolocal.manifest import cron as crontab
+from argolocal.manifest import resolve, shape, tag_scope
+from argolocal.manifest.allowed_values import TEMPLATE_TYPES
+from argolocal.manifest.loops import LOOPS
+from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
+from argolocal.validate import (
+    applied_objects,
+    arguments,
+    graph,
+    pods,
+    prometheus_metrics,
+    spec_fields,
+    tag_rules,
+    unheeded,
+)
+from argolocal.validate.tag_rules import Use
+from argolocal.validate.workflow_facts import TEMPLATE_KINDS, Manifest, WorkflowFacts, reads_input
+
+KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
+POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
+
+NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+MAX_PREFIX_LENGTH = 58  # of generateName; the API server appends five characters
+MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
+OUTPUT_TAG = re.compile(
+    r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)"
+)
+
+
+# types of templates that run a pod
+POD_TYPES = ("container", "script", "containerSet", "resource", "data")
+NODE_TAGS = ("outputs.result", "outputs.exitCode", "tasks.name", "steps.name")
+# fields of a DAG or steps template that have an effect; all other fields are for pods
+USED_FIELDS = (
+    "name",
+    "outputs",
+    "memoize",
+    "synchronization",
+    "metrics",
+    "retryStrategy",
+    "parallelism",
+)
+READ_TEXT = Use()
+
+
+class WorkflowRules(WorkflowFacts):
+    """All rules for one manifest; the method `run` adds the problems to `findings`."""
+
+    def run(self) -> None:
+        self.check_metadata()
+        if self.kind == "CronWorkflow":
+            self.check_cron(self.manifest.get("spec") or {})
+
+        tag_rules.find_tagged_texts(
+            self.findings,
+            self.root,
+            {key: value for key, value in self.spec.items() if key != "templates"},
+        )
+        if self.spec.get("workflowTemplateRef") and (
+            self.kind in TEMPLATE_KINDS or not self.merge_template_ref()
+        ):
+            return
+
+        workflow_arguments = self.spec.get("arguments") or {}
+        arguments.check(
+            self.findings, f"{self.root}.arguments", workflow_arguments, allow_later=True
+        )
+        self.check_workflow_tags(workflow_arguments)
+
+        for field in ("entrypoint", "onExit"):
+            name = self.spec.get(field)
+            if name:
+                self.check_call(
+                    f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True
+                )
+            elif field == "entrypoint" and self.kind not in TEMPLATE_KINDS:
+                message = "the entrypoint is missing: name the template that runs first."
+                self.add(f"{self.root}.entrypoint", "entrypoint", message)
+
+        self.check_hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
+        if "activeDeadlineSeconds" not in self.spec:
+            message = "a workflow that hangs would never end: give a number of seconds."
+            self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", message)
+
+        strategy = (self.spec.get("podGC") or {}).get("strategy") or POD_GC_STRATEGIES[0]
+        if (strategy) not in POD_GC_STRATEGIES:
+            hint = self.findings.hint(str(strategy), POD_GC_STRATEGIES)
+            self.add(
+                f"{self.root}.podGC.strategy",
+                "shape",
+                f'the strategy "{strategy}" does not exist.{hint}',
+            )
+
+        for path, holder in (
+            ("", self.spec),
+            (".templateDefaults", self.spec.get("templateDefaults") or {}),
+        ):
+            self.check_retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
+
+        self.check_names(f"{self.root}.templates", names(self.spec.get("templates")))
+        for template in self.spec.get("templates") or []:
+            self.check_template(f"{self.root}.templates[{template.get('name')}]", template)
+
+        for name, template in self.called_templates(
+            names(self.spec.get("templates")), hooks=False
+        ).items():
+            scope = name.rpartition("/")[0]
+            if scope:
+                self.check_template(
+                    f"{self.object_path(scope)}.templates[{template.get('name')}]", template
+                )
+
+        unheeded.check(
+            self.findings, f"{self.root}.templates", self.templates, self.spec.get("entrypoint")
+        )
+
+    def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
+        """Check the tags outside of templates, which Argo's validation sees only where they are
+        inserted."""
+        known_tags = (
+            self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
+        )
+        scope = Scope((Names(known_tags),))
+        scopes = spec_fields.SpecScopes(self, known_tags)
+
+        for parameter in workflow_arguments.get("parameters") or []:
+            where = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
+            use = Use(is_validated=False, is_used=parameter.get("name") in self.used_parameters)
+            self.check_tags(where, _workflow_tags_in(str(parameter.get("value", ""))), scope, use)
+
+        for key, value in self.spec.items():
+            if key != "templates":
+                for where, text in tag_scope.texts(value, f"{self.root}.{key}"):
+                    spec_fields.check_tags(self, key, where, text, scopes.scope(key))
+
+    def merge_template_ref(self) -> bool:
+        """Merge the spec over the spec of its WorkflowTemplate. Return False if the
+        WorkflowTemplate is missing."""
+        base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
+        if not base:
+            return False
+        self.other_objects[self.root] = base
+        try:
+            self.spec = shape.without_nulls(resolve.merge_template_ref(self.spec, self.find))
+        except ConfigError as error:
+            self.add(f"{self.root}.workflowTemplateRef", "template", str(error))
+            return False
+        return True
+
+    def check_metadata(self) -> None:
+        metadata = self.manifest.get("metadata") or {}
+        name = str(metadata.get("name") or "")
+        prefix = str(metadata.get("generateName") or "")
+        max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
+
+        if self.kind not in KINDS:
+            hint = self.findings.suggest(self.kind, KINDS)
+            self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
+
+        if not name and not prefix:
+            self.add(
+                "metadata.name", "name", "the name is missing: give a name, or a generateName."
+            )
+        elif len(name) > max_length or not applied_objects.DNS_NAME.fullmatch(name or prefix + "x"):
+            rule = f"lower-case letters, digits and dashes, at most {max_length} characters"
+            where = "metadata." + ("name" if name else "generateName")
+            self.add(where, "name", f'"{name or prefix}" must be {rule}.')
+        elif not name and len(prefix) > MAX_PREFIX_LENGTH:
+            message = f'"{prefix}" is cut to {MAX_PREFIX_LENGTH} characters: shorten it.'
+            self.warn("metadata.generateName", "name", message)
+
+        applied_objects.check_labels(self.findings, "metadata.labels", metadata.get("labels") or {})
+
+    @cached_property
+    def workflow_name(self) -> str:
+        """Example of a name that the manifest's workflows will have, with the correct length."""
+        metadata = self.manifest.get("metadata") or {}
+        if self.kind == "Workflow":
+            return (
+                metadata.get("name")
+                or f"{str(metadata.get('generateName', ''))[:MAX_PREFIX_LENGTH]}xxxxx"
+            )
+        return f"{metadata.get('name', '')}-1700000000"
+
+    def check_cron(self, spec: Manifest) -> None:
+        if not spec.get("schedules"):
+            if spec.get("schedule"):
+                effect = "Argo 4 removed `schedule`"
+            else:
+                effect = "the workflow never runs"
+
+            self.add(
+                "spec.schedules",
+                "cron",
+                f"the list is missing ({effect}): give a list of cron expressions.",
+            )
+
+        if isinstance(spec.get("schedules"), list):
+            schedules = spec["schedules"]
+        else:
+            schedules = []
+
+        for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
+            problem = crontab.schedule_error(str(schedule))
+            if problem:
+                self.add("spec.schedules", "cron", f'"{schedule}" is not a schedule: {problem}.')
+
+        problem = crontab.timezone_error(str(spec.get("timezone") or ""))
+        if problem:
+            self.add(
+                "spec.timezone",
+                "cron",
+                f'"{spec["timezone"]}" is not a time zone: {problem.rstrip(".")}.',
+            )
+
+        self.warn_shell_calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
+
+    def warn_shell_calls(self, path: str, passed_arguments: Manifest) -> None:
+        """Warn about `$(date)` in arguments, which is not expanded."""
+        for parameter in passed_arguments.get("parameters") or []:
+            for command in pods.SHELL_CALL.findall(str(parameter.get("value", ""))):
+                self.warn(
+                    f"{path}.parameters[{parameter.get('name')}]",
+                    "shell",
+                    pods.shell_message(command),
+                )
+
+    # checks of templates, tasks and their parts
+
+    def check_names(self, path: str, used_names: list[str]) -> None:
+        for name, count in Counter(used_names).items():
+            if count > 1:
+                self.add(path, "name", f'"{name}" is used {count} times: names must be unique.')
+            if not NAME.fullmatch(name) or len(name) > 128:
+                rule = "must be at most 128 letters, digits and dashes, and not begin with a dash."
+                self.add(path, "name", f'"{name}" {rule}')
+
+    def check_retry(self, path: str, retry: Manifest | None) -> None:
+        if retry is not None and "limit" not in retry:
+            self.warn(
+                path,
+                "retry",
+                "without a limit, a step is retried forever, without backoff: give a limit.",
+            )
+
+    def check_template(
+        self, path: str, template: Manifest, task_scope: Scope | None = None
+    ) -> None:
+        """Check a template; `task_scope`: for an inline template, the scope of its task, which it
+        can read, too."""
+        types = [kind for kind in TEMPLATE_TYPES if kind in template]
+        if len(types) != 1:
+            if types:
+                actual = f"the template has {' and '.join(types)}"
+            else:
+                actual = "the type of the template is missing"
+
+            self.add(
+                path,
+                "template",
+                f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.",
+            )
+
+        for direction in ("inputs", "outputs"):
+            arguments.check_names(
+                self.findings, f"{path}.{direction}", template.get(direction) or {}
+            )
+
+        prometheus_metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
+        arguments.check_outputs(
+            self.findings, path, template.get("outputs") or {}, types[0] if types else ""
+        )
+        self.check_retry(f"{path}.retryStrategy", template.get("retryStrategy"))
+
+        if "memoize" in template and not NAME.fullmatch(
+            tag_rules.TAG.sub("x", str(template["memoize"].get("key")))
+        ):
+            self.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
+
+        inputs = tag_scope.declared_tags("inputs", template)
+        outputs = tag_scope.declared_tags("outputs", template)
+
+        if "dag" in template:
+            self.check_dag(path, template, inputs)
+        elif "steps" in template:
+            self.check_steps(path, template, inputs)
+        else:
+            self.forbid(path, template, "dag or steps", "parallelism")
+            if "suspend" in template:
+                self.forbid(path, template, "a pod", "timeout")
+
+            if "resource" in template:
+                applied_objects.check_resource(
+                    self.findings, f"{path}.resource", template["resource"], self.workflow_name
+                )
+
+            self.check_pod(path, template)
+            tags = {*inputs, *outputs, *NODE_TAGS}
+            if "suspend" not in template:
+                tags.update(tag_scope.path_tags(template))
+            if any(kind in template for kind in POD_TYPES):
+                tags.add("pod.name")
+
+            layers = (
+                Names(tags),
+                *(task_scope.layers if task_scope else self.global_tags(template)),
+            )
+            if task_scope:
+                scope = replace(task_scope, layers=layers)
+            else:
+                scope = Scope(layers)
+
+            retries = any(
+                "retryStrategy" in holder
+                for holder in (template, self.spec, self.template_defaults)
+            )
+            body = {key: value for key, value in template.items() if key != "inputs"}
+            self.check_tags(path, body, scope, Use(retries=retries))
+            self.check_inputs(path, template, scope)
+
+    def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
+        """Check the tags in the inputs of a template. An argument replaces the value of an input,
+        and its tags.
+
+        Source: ProcessArgs, validateLeaf.
+        """
+        calls_others = "dag" in template or "steps" in template
+        inputs = dict(template.get("inputs") or {})
+        parameters = inputs.pop("parameters", None) or []
+        self.check_tags(f"{path}.inputs", inputs, scope, Use(is_validated=not calls_others))
+
+        for parameter in parameters:
+            where = f"{path}.inputs.parameters[{parameter.get('name')}]"
+            name = str(parameter.get("name"))
+            is_used = name in self.inputs_without_argument(template) and reads_input(template, name)
+
+            for key, value in parameter.items():
+                # Argo's validation replaces the value, but not the default, by the value of an
+                # argument.
+                is_validated = not calls_others and key not in ("value", "valueFrom")
+                self.check_tags(
+                    f"{where}.{key}", value, scope, Use(is_validated=is_validated, is_used=is_used)
+                )
+
+    def check_pod(self, path: str, template: Manifest) -> None:
+        """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
+        defaults = self.template_defaults
+        merged_template = {**defaults, **template}
+
+        for kind in ("container", "script", "containerSet"):
+            if kind not in template:
+                continue
+
+            where = f"{path}.{kind}"
+            containers = [*pods.containers_in(where, template[kind], "containers")]
+            if kind != "containerSet":
+                containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
+
+            if "activeDeadlineSeconds" not in merged_template and "timeout" not in merged_template:
+                message = "an attempt that hangs would never be retried: give a number of seconds."
+                self.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
+
+            containers = [
+                *containers,
+                *pods.containers_in(path, merged_template, "initContainers", "sidecars"),
+            ]
+            spec = {
+                key: merged_template.get(key) or self.spec.get(key)
+                for key in ("securityContext", "hostNetwork")
+            }
+
+            pods.check(
+                self.findings,
+                path,
+                {**spec, "volumes": merged_template.get("volumes") or []},
+                containers,
+            )
+
+    def check_dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        dag_path = f"{path}.dag"
+        task_list = template["dag"].get("tasks") or []
+        tasks = {str(task.get("name")): task for task in task_list}
+        self.check_names(f"{dag_path}.tasks", names(task_list))
+        self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+
+        if not task_list:
+            self.add(f"{dag_path}.tasks", "template", "the list is empty: a DAG must have a task.")
+
+        predecessors = graph.check(self.findings, dag_path, template["dag"], tasks)
+        if predecessors is None:
+            return
+
+        nodes = Nodes("tasks", tasks, self.templates)
+        finished = graph.finished_before(predecessors)
+        layers = (Names(inputs), *self.global_tags(template))
+
+        for name, task in tasks.items():
+            for parameter in (task.get("arguments") or {}).get("parameters") or []:
+                if str(parameter.get("value", "")).startswith("{{tasks.name}}"):
+                    message = (
+                        "Argo reads a leading {{tasks.name}} as an output: use it in the called"
+                        " template instead."
+                    )
+                    self.add(
+                        f"{dag_path}.tasks[{name}].arguments[{parameter.get('name')}]",
+                        "tag",
+                        message,
+                    )
+
+            items = (Items(task),) if _has_loop(task) else ()
+            self.check_task(
+                f"{dag_path}.tasks[{name}]",
+                name,
+                task,
+                Scope((*layers, *items), nodes, finished(name)),
+            )
+
+        nodes = Nodes(
+            "tasks",
+            tasks,
+            self.templates,
+            [name for name, task in tasks.items() if "hooks" not in task],
+        )
+
+        scope = Scope(layers, nodes, lambda name: True)
+        self.check_tags(f"{dag_path}.target", str(template["dag"].get("target") or ""), scope)
+        self.check_other_fields(path, template, "dag", scope)
+
+    def check_steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        step_list = [
+            (number, step) for number, group in enumerate(template["steps"]) for step in group
+        ]
+        all_steps = {str(step.get("name")): step for _, step in step_list}
+        group_of = {str(step.get("name")): number for number, step in step_list}
+        self.check_names(f"{path}.steps", names(step for _, step in step_list))
+        self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+        nodes = Nodes("steps", all_steps, self.templates)
+        input_tags = Names(inputs)
+        loop_items: tuple[Names, ...] = ()  # in Argo, the items of earlier steps stay in scope
+
+        for number, step in step_list:
+            name = str(step.get("name"))
+            loop_items += (Items(step),) if _has_loop(step) else ()
+            layers = (input_tags, *self.global_tags(template, step), *loop_items)
+            scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
+            self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
+
+        scope = Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True)
+        self.check_other_fields(path, template, "steps", scope)
+
+    def check_other_fields(self, path: str, template: Manifest, body: str, scope: Scope) -> None:
+        """Check the tags in the fields of a DAG or steps template besides its `body`; fields of
+        pods have no effect."""
+        self.check_inputs(path, template, scope)
+        for key, value in template.items():
+            if key not in ("inputs", body):
+                is_used = key in USED_FIELDS
+                self.check_tags(
+                    f"{path}.{key}", value, scope, Use(is_validated=is_used, is_used=is_used)
+                )
+
+    def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
+        """Report `fields`, which only another type of template may have."""
+        for field in filter(template.__contains__, fields):
+            message = (
+                f"only a template with {kind} may have this field: move it to one, or to the"
+                " workflow."
+            )
+            self.add(f"{path}.{field}", "template", message)
+
+    def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
+        passed_arguments = task.get("arguments") or {}
+        self.check_reference(path, task)
+
+        if task.get("template"):
+            self.check_call(path, str(task["template"]), passed_arguments)
+        elif inline := task.get("inline"):
+            # tags are checked with the stored object
+            is_stored = path.startswith(tuple(self.other_objects))
+            self.check_template(f"{path}.inline", inline, None if is_stored else scope)
+
+            arguments.check_inputs(
+                self.findings,
+                f"{path}.arguments",
+                "the inline template",
+                inline,
+                passed_arguments,
+                allow_extra=True,
+            )
+        else:
+            self.add(
+                path, "template", "the template is missing: give template, templateRef or inline."
+            )
+
+        arguments.check(self.findings, f"{path}.arguments", passed_arguments)
+        loop_fields = [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]
+        if len(loop_fields) > 1:
+            self.add(path, "loop", f"{' and '.join(loop_fields)} are set: keep one of them.")
+
+        if self.kind == "CronWorkflow" and not pods.runs_shell(
+            self.templates.get(str(task.get("template"))) or {}
+        ):
+            self.warn_shell_calls(f"{path}.arguments", passed_arguments)
+
+        hooks = dict(task.get("hooks") or {})
+        if task.get("onExit"):
+            hooks["onExit"] = {"template": task["onExit"]}
+
+        self.check_hooks(f"{path}.hooks", hooks)
+        when = str(task.get("when") or "")
+        if OUTPUT_TAG.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
+            remedy = "{{=asFloat(...) > ...}}"
+            message = (
+                "the condition compares an output as text, which fails for 5e-05 or NaN: write"
+                f" {remedy}."
+            )
+            self.warn(f"{path}.when", "when", message)
+
+        other_fields = {
+            key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")
+        }
+        other_fields["arguments"] = {**passed_arguments, "parameters": []}
+        self.check_tags(path, other_fields, scope)
+        template = task.get("inline") or self.templates.get(str(task.get("template")))
+        input_names = names(((template or {}).get("inputs") or {}).get("parameters"))
+
+        for parameter in passed_arguments.get("parameters") or []:
+            # Argo validates the tags of an argument even if no input takes it.
+            is_used = template is None or parameter.get("name") in input_names
+            where = f"{path}.arguments.parameters[{parameter.get('name')}]"
+            self.check_tags(where, parameter, scope, Use(is_used=is_used))
+
+        self.check_tags(
+            f"{path}.hooks",
+            hooks,
+            replace(scope, is_done=lambda other: other == name or scope.is_done(other)),
+        )
+
+        self.check_step_tags(path, name, task)
+
+    def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
+        """Report tags of a step that Argo rejects although the tags would have a value. Source:
+        resolveAllVariables."""
+        has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
+
+        for where, text in tag_scope.texts(task, path):
+            for tag in map(str.strip, tag_rules.TAG.findall(text)):
+                message = ""
+                if tag.startswith("pod."):
+                    message = (
+                        "Argo accepts this tag only inside of templates in spec.templates: move it"
+                        " to a template."
+                    )
+                elif (
+                    not has_exit_hook
+                    and ".hooks" in where
+                    and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
+                ):
+                    message = (
+                        "Argo accepts this tag only with an exit hook: add one, or write"
+                        f" {{{{={tag}}}}}."
+                    )
+
+                if message:
+                    self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
+
+    def check_hooks(self, path: str, hooks: Manifest) -> None:
+        for name, hook in hooks.items():
+            if name not in ("exit", "onExit") and not hook.get("expression"):
+                message = (
+                    "the expression is missing: add the hook's condition, or call the hook exit."
+                )
+                self.add(f"{path}[{name}].expression", "hook", message)
+            self.check_reference(f"{path}[{name}]", hook)
+            self.check_call(
+                f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {}
+            )
+
+    def check_reference(self, path: str, caller: Manifest) -> None:
+        if "templateRef" in caller and caller.get("template") != resolve.qualified_name(
+            caller["templateRef"]
+        ):
+            self.add(path, "template", "both template and templateRef are set: remove one of them.")
+
+    def check_call(
+        self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False
+    ) -> None:
+        """Check that a called template exists and gets its inputs; `allow_extra`: other arguments
+        are allowed, too."""
+        template, (scope, _, short_name) = self.templates.get(name), name.rpartition("/")
+        owner = f" of {scope.partition('/')[2]}" if scope else ""
+
+        if template is None:
+            if scope:
+                templates = self.stored_templates.get(scope)
+            else:
+                templates = self.templates
+
+            if templates is not None and not (scope and "{{" in short_name):
+                # names with / are templates of other objects
+                choices = [key for key in templates if "/" not in key]
+                message = (
+                    f'the template "{short_name}"{owner} does not'
+                    f" exist.{self.findings.hint(short_name, choices)}"
+                )
+                self.add(path, "template", message)
+
+            return
+
+        # the workflow that uses the template may supply the input
+        allow_later = allow_extra and self.kind in TEMPLATE_KINDS
+        where = f"{path}.arguments"
+        title = f"template {short_name}{owner}"
+        arguments.check_inputs(
+            self.findings, where, title, template, passed_arguments, allow_extra, allow_later
+        )
+        arguments.check_timeout(
+            self.findings, where, template, passed_arguments, self.spec.get("arguments") or {}
+        )
+
+    def check_tags(self, path: str, value: Any, scope: Scope, use: Use = READ_TEXT) -> None:
+        use = replace(use, parameters_known=self.kind not in TEMPLATE_KINDS)
+        tag_rules.check(self.findings, path, value, scope, use)
+
+
+def _has_loop(task: Manifest) -> bool:
+    return any(key in task for key in LOOPS)
+
+
+def _workflow_tags_in(text: str) -> str:
+    """Return only the tags workflow.* of a text."""
+    tags = [tag for tag in tag_rules.TAG.findall(text) if tag.strip().startswith("workflow.")]
+    return " ".join(f"{{{{{tag}}}}}" for tag in tags)

@@ -1,0 +1,125 @@
+"""The Deployment that serves one release of a model.
+
+Each release has its own Deployment, so that the release can be verified before it gets traffic, and
+a rollback restores its weights, image, flags and resources.
+"""
+
+from math import ceil
+
+from rekindle.blocks.pod_settings import (
+    POD_IP,
+    SERVING_SECRET,
+    Manifest,
+    container,
+    environment,
+    metadata,
+    pod_spec,
+    token,
+)
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
+
+STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
+
+# The conditions Available and Progressing, in any order, have these reasons when all pods of the
+# manifest that the controller has observed are ready. Right after an apply, this may still be the
+# previous manifest, because a condition cannot compare observedGeneration with generation:
+# steps.verify waits for the new pods, and a failure of the previous manifest only costs one
+# attempt.
+SUCCESS = ",".join(
+    f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
+    for i in range(2)
+)
+FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
+# network policies select this label: configs/platform/network.yaml
+SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}
+
+
+def labels(model: str, server: str = "") -> dict[str, str]:
+    """Return the labels of a model's objects or, with `server`, of the model's Deployment
+    `server`."""
+    instance = {"app.kubernetes.io/instance": server} if server else {}
+    return {"app.kubernetes.io/name": model} | instance
+
+
+def deployment(
+    model: str,
+    server: str,
+    serve: ServeConfig,
+    cluster: ClusterConfig,
+    flags: list[str],
+    version: str = "",
+) -> Manifest:
+    """Return the Deployment `server`, which runs `rekindle step steps.serve FLAGS` for `version` of
+    the model.
+
+    Source: Kubernetes apps/v1 DeploymentSpec.
+    """
+    selector = labels(model, server)
+
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": server,
+            "labels": selector,
+            "annotations": {VERSION_ANNOTATION: version},
+        },
+        "spec": {
+            "replicas": serve.min_replicas,
+            "selector": {"matchLabels": selector},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+            },
+            "progressDeadlineSeconds": STARTUP_SECONDS + 60,
+            "revisionHistoryLimit": 3,
+            "template": {
+                "metadata": metadata(cluster.pod("serve"), selector | SCORING_LABEL),
+                "spec": _server_pod(selector, serve, cluster, flags),
+            },
+        },
+    }
+
+
+def _server_pod(
+    labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]
+) -> Manifest:
+    """Return the PodSpec of a server; by default, the server requests one core per thread of its
+    processes."""
+    pod = cluster.pod("serve")
+    pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
+
+    main = container(
+        "serve",
+        pod,
+        ["-m", "rekindle", "step", "steps.serve", *flags],
+        env=[*POD_IP, *token(serve)],
+        envFrom=environment(SERVING_SECRET),
+        ports=[{"name": "http", "containerPort": PORT}],
+        startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),
+        readinessProbe=_probe("/health/ready", period=2, failures=3),
+        livenessProbe=_probe("/health/live", period=10, failures=3),
+    )
+
+    # + 5 s to exit
+    grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
+
+    return pod_spec(
+        pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds
+    )
+
+
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    check = {"httpGet": {"path": path, "port": "http"}}
+    return {**check, "periodSeconds": period, "timeoutSeconds": 3, "failureThreshold": failures}
+
+
+def disruption_budget(name: str) -> Manifest:
+    """Return a budget that lets a drain evict one server at a time. Source: policy/v1."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "labels": labels(name)},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(name)}},
+    }

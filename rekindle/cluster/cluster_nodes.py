@@ -1,0 +1,158 @@
+"""Compares pods with the nodes of a cluster, as the scheduler does: labels, taints, allocatable and
+free resources."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.training.cost.pod_requests import GIB, Pod, number, of_spec
+
+NODES = Resource("v1", "nodes", namespaced=False)
+ALL_PODS = Resource("v1", "pods", namespaced=False)
+REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """The reason why no node can run a pod. `may_end`: an autoscaler, or the end of another pod,
+    may remove it."""
+
+    text: str
+    may_end: bool
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that accepts new pods. `free`: the allocatable resources that no pod has requested."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Mapping[str, str], ...]
+    allocatable: Mapping[str, float]
+    free: Mapping[str, float]
+
+    def has_labels(self, pod: Pod) -> bool:
+        return all(self.labels.get(name) == value for name, value in pod.labels.items())
+
+    def untolerated_taints(self, pod: Pod) -> list[str]:
+        """Return the taints that keep a pod away from this node."""
+        return [
+            f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+            for taint in self.taints
+            if taint.get("effect") in REPELLING_EFFECTS and not _tolerates(pod, taint)
+        ]
+
+
+def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
+    """Return the nodes that accept pods; `with_pods`: read the requests of the pods that run.
+    Raises ApiError.
+
+    Without permission to read the pods of all namespaces, everything counts as free.
+    """
+    requested = _requests_by_node(cluster) if with_pods else {}
+    nodes = []
+
+    for item in cluster.list_objects(NODES):
+        spec = item.get("spec") or {}
+        if spec.get("unschedulable"):
+            continue
+
+        name = item["metadata"]["name"]
+        allocatable = amounts((item.get("status") or {}).get("allocatable") or {})
+        free = {
+            key: value - requested.get(name, {}).get(key, 0.0) for key, value in allocatable.items()
+        }
+        labels = item["metadata"].get("labels") or {}
+        nodes.append(Node(name, labels, tuple(spec.get("taints") or ()), allocatable, free))
+
+    return nodes
+
+
+def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
+    """Return the reason why no node can run the pod now, or None."""
+    selected = [node for node in nodes if node.has_labels(pod)]
+    if not selected:
+        labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
+        return Obstacle(
+            f"no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may"
+            " add one",
+            True,
+        )
+
+    tolerated = [node for node in selected if not node.untolerated_taints(pod)]
+    if not tolerated:
+        taints = sorted({taint for node in selected for taint in node.untolerated_taints(pod)})
+        return Obstacle(
+            f"the pod does not tolerate a taint of each node ({', '.join(taints)})", False
+        )
+
+    large = [node for node in tolerated if not excess(pod.requests, node.allocatable)]
+    if not large:
+        largest = max(tolerated, key=lambda node: node.allocatable.get("cpu", 0.0))
+        shortage = ", ".join(excess(pod.requests, largest.allocatable))
+        return Obstacle(f"a pod does not fit into any node ({shortage} of {largest.name})", False)
+
+    if all(excess(pod.requests, node.free) for node in large):
+        emptiest = max(large, key=lambda node: node.free.get("cpu", 0.0))
+        shortage = ", ".join(excess(pod.requests, emptiest.free))
+
+        return Obstacle(
+            f"a pod fits into a node, but other pods use its room now ({shortage} of"
+            f" {emptiest.name})",
+            True,
+        )
+
+    return None
+
+
+def excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
+    """Return each resource whose need exceeds the available amount.
+
+    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is
+    unlimited.
+    """
+    return [
+        f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
+        for name, value in needed.items()
+        if value > available.get(name, 0.0) + 1e-6 and (name in available or "/" in name)
+    ]
+
+
+def amounts(texts: Mapping[str, object]) -> dict[str, float]:
+    return {name: number(text) for name, text in texts.items()}
+
+
+def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
+    try:
+        pods = cluster.list_objects(ALL_PODS)
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return {}
+
+    result: dict[str, dict[str, float]] = {}
+    for pod in filter(_uses_its_node, pods):
+        requested = result.setdefault(pod["spec"]["nodeName"], {})
+        for name, value in of_spec(pod["spec"]).requests.items():
+            requested[name] = requested.get(name, 0.0) + value
+
+    return result
+
+
+def _uses_its_node(pod: Object) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    return bool((pod.get("spec") or {}).get("nodeName")) and phase not in ("Succeeded", "Failed")
+
+
+def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
+    return any(
+        key in ("", taint["key"]) and value in ("", taint.get("value", ""))
+        for key, value in pod.tolerations
+    )
+
+
+def _amount(name: str, value: float) -> str:
+    if name in ("memory", "ephemeral-storage"):
+        return f"{value / GIB:.3g}Gi"
+    return f"{value:.3g}"

@@ -1,0 +1,37 @@
+"""Objects that commands change on a cluster."""
+
+from argolocal.common.object_names import LABEL_VALUE
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Object, Resource
+from rekindle.errors import Conflict
+
+KINDS = {
+    "Deployment": Resource("apps/v1", "deployments"),
+    "PyTorchJob": Resource("kubeflow.org/v1", "pytorchjobs"),
+    "Service": SERVICES,
+    "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
+}
+
+
+class ClusterObjects:
+    """The objects of one namespace that `rekindle rollback` and `rekindle scale` read and
+    change."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def find(self, kind: str, name: str) -> Object | None:
+        return self.cluster.find(KINDS[kind], name)
+
+    def deployments(self, model: str) -> list[Object]:
+        """Return the Deployments of a model; [] for a name that no label can have, as in MLflow."""
+        if not model or not LABEL_VALUE.allows(model):
+            return []
+        return self.cluster.list_objects(KINDS["Deployment"], f"app.kubernetes.io/name={model}")
+
+    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
+        """Apply a merge patch. Raises ApiError, Conflict if the resourceVersion has changed."""
+        try:
+            self.cluster.patch(KINDS[kind], name, change, dry_run)
+        except ApiError as error:
+            raise Conflict(str(error)) if error.code == 409 else error from error

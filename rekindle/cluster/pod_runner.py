@@ -1,0 +1,118 @@
+"""Runs a small pod in a namespace, and reads its log and the states of its containers."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from argolocal.manifest.object_labels import WORKFLOW
+from rekindle.blocks import pod_settings as pods
+from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
+
+PULL_FAILURE_REASONS = (
+    *(
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "CreateContainerConfigError",
+    ),
+)
+
+
+@contextmanager
+def run_pod(
+    cluster: Cluster,
+    name: str,
+    config: ClusterConfig,
+    images: dict[str, str],
+    args: Sequence[str],
+    seconds: float,
+) -> Iterator[Object]:
+    """Run a pod named `name`-SUFFIX; yield it when its containers have ended or `seconds` have
+    passed; delete it."""
+    settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
+    pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
+    _create(cluster, pod)
+    try:
+        yield _wait(cluster, pod["metadata"]["name"], seconds)
+    finally:
+        cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+
+
+def read_log(cluster: Cluster, pod: Object) -> list[str]:
+    """Return the lines of the log of container `main`."""
+    return [line.decode(errors="replace") for line in cluster.log(pod["metadata"]["name"], "main")]
+
+
+def _create(cluster: Cluster, pod: Object) -> None:
+    """Create a pod. After an ApiError the pod does not exist, even if the response of a successful
+    request was lost."""
+    try:
+        cluster.create(PODS, pod)
+    except ApiError as error:
+        # the name is unique: the first attempt succeeded, but its response was lost
+        if error.code == 409:
+            return
+        if not 400 <= error.code < 500:
+            with suppress(ApiError):
+                cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+        raise
+
+
+def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
+    """Return the pod when each container has exited or cannot start, or when `seconds` have
+    passed."""
+    deadline = time.monotonic() + seconds
+
+    while True:
+        pod = cluster.get(PODS, name)
+        states = container_states(pod).values()
+
+        has_settled = [
+            "terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILURE_REASONS
+            for state in states
+        ]
+        if (has_settled and all(has_settled)) or time.monotonic() > deadline:
+            return pod
+
+        time.sleep(min(1, seconds))
+
+
+def container_states(pod: Object) -> dict[str, Any]:
+    """Map each container to its state: waiting, running or terminated, with details."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return {status["name"]: status.get("state") or {} for status in statuses}
+
+
+def pod_manifest(
+    name: str,
+    config: ClusterConfig,
+    settings: PodConfig,
+    images: dict[str, str],
+    args: Sequence[str],
+) -> Object:
+    """Return a pod like a step's: container `main` runs `args`, the other containers only test
+    their images."""
+    containers = [
+        pods.container(
+            key,
+            settings.model_copy(update={"image": image}),
+            [*args] if key == "main" else ["-c", "pass"],
+        )
+        for key, image in images.items()
+    ]
+
+    # network policies select the pods of steps by the label WORKFLOW
+    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}
+    spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+    }

@@ -1,0 +1,577 @@
+"""Checks, with test objects, that pipelines can run in a namespace of a cluster; each failure has a
+remedy.
+
+    for result in check(Cluster.connect(namespace="models"), config.cluster, config.train):
+    print(result)
+
+Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod that
+is deleted afterwards tests the object store and MLflow. A missing permission to read is a warning.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from argolocal.common.json_text import to_json
+from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.object_labels import DEFAULT_ARTIFACT_REPOSITORY
+from rekindle.blocks import pod_settings as pods
+from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.presets import presets
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.cluster import platform, queue
+from rekindle.cluster.cluster_nodes import ALL_PODS
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.platform import KEY_NAMES
+from rekindle.doctor.admission_checks import check_admission
+from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod
+from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.training.spec import TrainConfig
+
+JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
+NAMESPACES = Resource("v1", "namespaces", namespaced=False)
+SECRETS = Resource("v1", "secrets")
+CONFIG_MAPS = Resource("v1", "configmaps")
+ACCOUNTS = Resource("v1", "serviceaccounts")
+ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+ARGO_KINDS = {
+    "argoproj.io/v1alpha1": (
+        "workflows",
+        "workflowtemplates",
+        "cronworkflows",
+        "workflowtaskresults",
+    )
+}
+# kinds that each `cluster.backend` needs, by API
+JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
+BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
+    "jobset": JOB_SETS,
+    "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
+}
+# the oldest supported versions, as in docs/cluster.md
+MIN_KUBERNETES = (1, 30)
+MIN_ARGO = (3, 7)
+MIN_OPERATOR = (1, 9)
+INSTALL_REMEDIES = {
+    "argoproj.io/v1alpha1": f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
+    "kubeflow.org/v1": (
+        f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"
+    ),
+    "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
+    "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
+}
+CONTROLLERS = {
+    "Argo's controller": (
+        "app=workflow-controller",
+        MIN_ARGO,
+        INSTALL_REMEDIES["argoproj.io/v1alpha1"],
+    ),
+    "training operator": (
+        "control-plane=kubeflow-training-operator",
+        MIN_OPERATOR,
+        INSTALL_REMEDIES["kubeflow.org/v1"],
+    ),
+}
+# permissions that the commands of `rekindle` need: (group, resource, verbs)
+USER_RULES = (
+    ("argoproj.io", "workflows", "get list watch create update patch delete"),
+    ("argoproj.io", "workflowtemplates", "get create update delete"),
+    ("argoproj.io", "cronworkflows", "get list create update delete"),
+    ("", "pods", "get list watch create delete"),
+    ("", "pods/log", "get"),
+)
+CLOUD_ROLE_NOTE = " The Secret is not needed if pods have a cloud role."
+RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+
+
+def check(
+    cluster: Cluster,
+    config: ClusterConfig,
+    train: TrainConfig,
+    seconds: float = PROBE_TIMEOUT_S,
+    token: bool = False,
+) -> list[Check]:
+    """Run all checks, in order. If a check raises an error, the error is its result, and the other
+    checks still run.
+
+    `seconds`: time limit of the pod, which may have to pull its image; `token`: value of
+    `serve.token`.
+    """
+    results = [_check_api_server(cluster)]
+    if not results[0].ok:
+        return results
+
+    render = RENDER_COMMAND.format(cluster.namespace)
+    create_secret = platform.secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
+
+    checks: dict[str, Iterator[Check]] = {
+        "kinds": check_kinds(cluster, config.backend),
+        "controllers": check_controllers(cluster, config.backend),
+        "gang": check_gang(cluster, config.gang, config.queue),
+        "namespace": check_namespace(cluster),
+        "your rights": check_user_rights(cluster),
+        "account": check_account(cluster, config),
+        "serving account": check_serving_account(cluster, config.serving_account),
+        "addresses": _check_keys(
+            cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render
+        ),
+        "artifact repository": check_artifact_repository(cluster),
+        # keys are not required: pods may have a cloud role instead, which the check of the object
+        # store tests
+        "credentials": _check_keys(
+            cluster, "credentials", SECRETS, pods.SECRET, KEY_NAMES, create_secret, required=False
+        ),
+        "serving credentials": check_serving_credentials(cluster),
+        "admission": check_admission(cluster, config),
+    }
+
+    if token:
+        command = platform.secret_command(cluster.namespace, pods.TOKEN_SECRET, [pods.TOKENS])
+        checks["tokens"] = _check_keys(
+            cluster, "tokens", SECRETS, pods.TOKEN_SECRET, [pods.TOKENS], command
+        )
+
+    if config.backend == "pytorchjob":
+        checks["webhook"] = check_webhook(cluster, config, train)
+        checks["init container"] = check_init_container(cluster)
+    else:
+        checks["job"] = check_job(cluster, config, train)
+
+    checks["probe"] = checks_from_pod(cluster, config, seconds)
+    for name, check_results in checks.items():
+        try:
+            for result in check_results:
+                results.append(result)
+        except RekindleError as error:
+            # a missing permission to read is not a failure
+            required = getattr(error, "code", 0) != 403
+            results.append(
+                Check(
+                    name,
+                    False,
+                    f"not checked: {error}",
+                    "Fix this error, then check again.",
+                    required,
+                )
+            )
+
+    return results
+
+
+def _check_api_server(cluster: Cluster) -> Check:
+    try:
+        version = cluster.call("GET", "/version")
+    except ApiError as error:
+        return Check(
+            "API server",
+            False,
+            str(error),
+            "Choose a --context that answers: kubectl config get-contexts",
+        )
+
+    numbers = tuple(int(re.sub(r"\D", "", version[field]) or 0) for field in ("major", "minor"))
+    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
+    remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
+
+    return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
+
+
+def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Check that the kinds of the objects in workflows are defined, in the right versions."""
+    for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
+        defined_kinds = _kinds(cluster, api)
+        missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
+        if missing_kinds:
+            detail = f"no {', '.join(missing_kinds)}"
+        else:
+            detail = ", ".join(required_kinds)
+
+        yield Check(
+            api,
+            not missing_kinds,
+            detail,
+            f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.",
+        )
+
+
+def _kinds(cluster: Cluster, api: str) -> set[str]:
+    """Return the kinds that are defined in a version of an API group."""
+    try:
+        return {
+            resource["name"]
+            for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()
+        }
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return set()
+
+
+def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Check that the controllers run, watch this namespace, and are new enough."""
+    for name, (label, min_version, remedy) in CONTROLLERS.items():
+        if name == "training operator" and backend != "pytorchjob":
+            continue
+
+        controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
+        if not controller_pod:
+            remedy = f"See the log of the pod (kubectl get pods -A -l {label}), or {remedy}."
+            yield Check(name, False, f"no pod with the label {label} is ready", remedy)
+            continue
+
+        container = controller_pod["spec"]["containers"][0]
+        own_namespace = controller_pod["metadata"]["namespace"]
+        args = [*(container.get("command") or []), *(container.get("args") or [])]
+        watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
+        watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
+        version = re.search(r":v?(\d+)\.(\d+)", container["image"])
+        is_supported = not version or (int(version[1]), int(version[2])) >= min_version
+        sees_namespace = watched_namespace in ("", cluster.namespace)
+        detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
+        detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
+
+        if is_supported:
+            remedy = f"Let the controller watch {cluster.namespace}."
+        else:
+            remedy = f"{remedy}."
+
+        yield Check(name, is_supported and sees_namespace, detail, remedy)
+
+
+def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
+    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` requires this."""
+    if scheduler == "kueue":
+        apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
+        api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
+        detail = f"Kueue is {'installed' if api else 'not installed'}"
+        yield Check("gang", bool(api), detail, "Install Kueue, or leave cluster.gang empty.")
+
+        if api:
+            queues = {
+                obj["metadata"]["name"]: obj
+                for obj in cluster.list_objects(Resource(api, "localqueues"))
+            }
+            queue_spec = queues.get(queue_name, {}).get("spec")
+            if queue_spec:
+                detail = f"ClusterQueue {queue_spec['clusterQueue']}"
+            else:
+                detail = "no such queue in this namespace"
+
+            remedy = (
+                "Set cluster.queue to a LocalQueue of the namespace"
+                f" ({', '.join(sorted(queues)) or 'none exist'}), or ask the platform team for a"
+                f" LocalQueue {queue_name}."
+            )
+
+            yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
+    elif scheduler:
+        expected_name = presets()["gang"][scheduler]["pods"]["schedulerName"]
+        for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+            container = operator["spec"]["containers"][0]
+            flag = "--gang-scheduler-name"
+            actual_name = _flag(
+                [*(container.get("command") or []), *(container.get("args") or [])], flag
+            )
+            detail = (
+                "the training operator"
+                f" {f'has {flag}={actual_name}' if actual_name else f'does not have {flag}'}"
+            )
+            remedy = f"Give the training operator the argument {flag}={expected_name}."
+            yield Check("gang", actual_name == expected_name, detail, remedy)
+
+
+def check_namespace(cluster: Cluster) -> Iterator[Check]:
+    level = _enforced_level(cluster)
+    remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
+    yield Check(
+        "PodSecurity",
+        level == "restricted",
+        f"enforced level: {level or 'none'}",
+        remedy,
+        required=False,
+    )
+
+
+def check_user_rights(cluster: Cluster) -> Iterator[Check]:
+    """Check the user's permissions; each command of `rekindle` needs some of them."""
+    rules = [
+        (group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()
+    ]
+    denied_permissions = _denied(cluster, rules, "selfsubjectaccessreviews")
+    remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
+    yield Check(
+        "your rights",
+        not denied_permissions,
+        denied_permissions or f"all {len(rules)} permissions granted",
+        remedy,
+    )
+
+
+def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+    """Check that the account of workflows exists, has a pipeline's permissions and a token for
+    Argo's executor."""
+    name = config.service_account
+    remedy = RENDER_COMMAND.format(cluster.namespace)
+
+    if not cluster.find(ACCOUNTS, name):
+        yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
+        return
+
+    rules = [
+        rule
+        for rule in platform.rules()
+        if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"
+    ]
+
+    needed_groups = {api.partition("/")[0] for api in BACKEND_KINDS[config.backend]} - {
+        "kubeflow.org"
+    }
+    if needed_groups:
+        kinds = {kind for names in BACKEND_KINDS[config.backend].values() for kind in names}
+        rules += [
+            rule
+            for rule in platform.rules("frameworks")
+            if rule[0] in needed_groups and rule[1] in kinds
+        ]
+        remedy = remedy.replace("...", "--with frameworks ...")
+
+    user = f"system:serviceaccount:{cluster.namespace}:{name}"
+    try:
+        denied_permissions = _denied(cluster, rules, "subjectaccessreviews", user=user)
+        yield Check(
+            "account",
+            not denied_permissions,
+            denied_permissions or f"{name}: all {len(rules)} rights granted",
+            remedy,
+        )
+    except ApiError as error:
+        yield Check(
+            "account", False, str(error), "Have an administrator run this check.", required=False
+        )
+
+    yield from _check_keys(
+        cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy
+    )
+
+
+def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
+    """Check that the account of the model server exists: without it, the server's pods cannot be
+    created."""
+    exists = bool(cluster.find(ACCOUNTS, name))
+    detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
+    yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
+
+
+def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
+    """Check that the model server has keys, and that they differ from the keys of the pipelines."""
+    command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
+    remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
+    (check,) = _check_keys(
+        cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False
+    )
+
+    has_same_keys = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(
+        cluster, SECRETS, pods.SECRET
+    )
+    if has_same_keys:
+        detail = "pipelines use the same keys: a compromised server could write to the bucket"
+    else:
+        detail = check.found
+
+    yield Check(check.name, check.ok and not has_same_keys, detail, check.remedy, required=False)
+
+
+def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
+    """Check that Argo uses the same bucket as the steps."""
+    settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
+    bucket, endpoint = _artifact_repository(cluster)
+    steps_endpoint = re.sub(
+        "^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")
+    ).rstrip("/")
+    is_same_endpoint = endpoint == steps_endpoint or (
+        not steps_endpoint and "amazonaws.com" in endpoint
+    )
+    is_same = is_same_endpoint and bucket == settings.get("S3_BUCKET")
+    detail = f"bucket {bucket!r} at {endpoint!r}"
+    detail += (
+        "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
+    )
+    yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
+
+
+def _check_keys(
+    cluster: Cluster,
+    title: str,
+    resource: Resource,
+    name: str,
+    keys: Sequence[str],
+    remedy: str,
+    required: bool = True,
+) -> Iterator[Check]:
+    """Check that a ConfigMap or Secret has a value for each key."""
+    data = _data(cluster, resource, name)
+    missing_keys = [key for key in keys if not data.get(key)]
+    kind = "Secret" if resource == SECRETS else "ConfigMap"
+    yield Check(
+        title,
+        not missing_keys,
+        f"{kind} {name} {'lacks' if missing_keys else 'has'} {' and '.join(missing_keys or keys)}",
+        remedy,
+        required,
+    )
+
+
+def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Check that the job of the config is admitted, and a job that only the webhook can refuse is
+    refused."""
+    job = _job(config, train)
+    invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
+    ok = False
+    detail = "a job without its main container was admitted: the webhook does not validate jobs"
+
+    try:
+        cluster.create(JOBS, job, dry_run=True)
+        try:
+            cluster.create(JOBS, invalid_job, dry_run=True)
+        except ApiError as error:
+            ok = "webhook" in str(error)
+            if ok:
+                detail = "admits a valid job and refuses an invalid job"
+            else:
+                detail = str(error)
+    except ApiError as error:
+        detail = str(error)
+
+    remedy = (
+        "Restart the training operator (kubectl -n kubeflow rollout restart deployment"
+        " training-operator)."
+    )
+    yield Check("webhook", ok, detail, remedy)
+
+
+def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Check that the job of the config would be created: JobSet may refuse it if a feature gate is
+    off."""
+    job = _job(config, train)
+    kind = BACKENDS[config.backend].kind
+
+    try:
+        cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
+    except ApiError as error:
+        remedy = f"Change the policy that refuses the job, or cluster.backend ({kind})."
+        if config.restart_job:
+            remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
+
+        yield Check("job", False, str(error), remedy)
+    else:
+        yield Check("job", True, f"{job['kind']} would be created")
+
+
+def _job(config: ClusterConfig, train: TrainConfig) -> Object:
+    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels
+    of a workflow."""
+    backend = BACKENDS[config.backend]
+    job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
+    of_workflow = to_json(pods.OF_WORKFLOW)[1:-1]
+    name = '"app.kubernetes.io/name": "rekindle-doctor"'
+    return json.loads(to_json(job).replace(of_workflow, name))
+
+
+def check_init_container(cluster: Cluster) -> Iterator[Check]:
+    """Check that the operator hardens the init container that it adds: `restricted` refuses workers
+    otherwise."""
+    if _enforced_level(cluster) != "restricted":
+        yield Check(
+            "init container", True, "not needed: the namespace does not enforce `restricted`"
+        )
+        return
+
+    template = ""
+    for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+        own_namespace = cluster.in_namespace(operator["metadata"]["namespace"])
+        for volume in operator["spec"].get("volumes") or []:
+            name = (volume.get("configMap") or {}).get("name")
+            if name:
+                template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
+
+    ok = "allowPrivilegeEscalation: false" in template
+    detail = (
+        f"the operator's template is {'hardened' if ok else 'not hardened: workers are refused'}"
+    )
+    remedy = (
+        "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle"
+        " -f -"
+    )
+    yield Check("init container", ok, detail, remedy)
+
+
+def _denied(
+    cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str
+) -> str:
+    """Return the permissions that are not granted, as text."""
+    denied_verbs: dict[str, list[str]] = {}
+
+    for group, resource, verb in rules:
+        plural, _, subresource = resource.partition("/")
+        attributes = {
+            "namespace": cluster.namespace,
+            "group": group,
+            "resource": plural,
+            "verb": verb,
+        }
+
+        spec = {
+            **subject,
+            "resourceAttributes": (
+                attributes | ({"subresource": subresource} if subresource else {})
+            ),
+        }
+
+        answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
+        if not answer["status"].get("allowed"):
+            denied_verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+
+    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied_verbs.items())
+
+
+def _artifact_repository(cluster: Cluster) -> tuple[str, str]:
+    """Return bucket and endpoint of the default artifact repository of the namespace."""
+    config_map = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
+    annotations = (config_map.get("metadata") or {}).get("annotations") or {}
+    key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
+    try:
+        text = (config_map.get("data") or {}).get(key, "")
+        s3 = (parse_one(text, "its value") or {}).get("s3") or {}
+    except (ConfigError, AttributeError) as error:
+        raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
+    return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
+
+
+def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
+    """Return the data of a ConfigMap or Secret; {} if it does not exist."""
+    return (cluster.find(resource, name) or {}).get("data") or {}
+
+
+def _enforced_level(cluster: Cluster) -> str:
+    return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(
+        POD_SECURITY, ""
+    )
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
+
+
+def _flag(args: list[str], flag: str) -> str:
+    """Return the value of `--flag VALUE` or `--flag=VALUE`, or ""."""
+    match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
+    if match:
+        return match[1]
+    return ""

@@ -1,0 +1,23 @@
+"""Print the facts of this machine that the bits of a training depend on; a process of its own,
+since it imports torch.
+
+    python -m rekindle.operations.reproduce.machine_facts '["steps.digits", {}, {}, ""]'
+
+The argument: workload, model, train, family.
+"""
+
+import json
+import sys
+
+from argolocal.common.json_text import to_json
+from rekindle.training.numerics import fingerprint, pick_device
+from rekindle.training.spec import TrainingSpec
+
+
+def main() -> None:
+    spec = TrainingSpec.local(*json.loads(sys.argv[1]))
+    print(to_json(fingerprint(spec, pick_device(spec))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
+
+In a pod, this command prints the result of `trials_here` as JSON:
+
+    python -m rekindle.operations.sweep_trials WORKFLOW SWEEP TARIFF
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.json_text import to_json
+from argolocal.state.journal import RunFiles
+from rekindle import project
+from rekindle.blocks.manifest import recorded
+from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.storage import Store
+from rekindle.training.cost.bill import amount, money
+from rekindle.training.cost.prices import Prices
+from rekindle.training.cost.tariff import Tariff, prices_of, recorded_manifest, trial_tariff
+from rekindle.training.sweep import sweep_report
+from rekindle.training.sweep.costs import total_amounts, trial_bills
+from rekindle.training.sweep.study import FOLDER, Study
+from rekindle.training.sweep.sweep_config import Sweep
+
+Trials = dict[str, Any]
+
+
+def trials_here(home: Path, name: str) -> Trials:
+    """Return the trials of a run on this machine, as rows and lines, and the use of the budget.
+
+    Raises ConfigError if the run is not a sweep.
+    """
+    workflow = RunFiles(home, name).workflow()
+    section = _sweep_section(name, workflow["spec"])
+    return _read(LocalCluster(home).store(), name, section, _tariff(workflow))
+
+
+def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
+    """Return the trials of a run on a cluster; a pod reads them. Raises ConfigError, ApiError,
+    RekindleError."""
+    from rekindle.cluster import remote, workflows
+
+    workflow = workflows.read(cluster, name)
+    spec = workflows.spec_of(workflow)
+    tariff = _tariff({"spec": spec})
+    values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
+    *_, answer = remote.run_module(
+        cluster, workflow, "rekindle.operations.sweep_trials", name, *values
+    )
+    return answer
+
+
+def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
+    """Return the prices and the pod of the trials; None without prices."""
+    manifest = recorded_manifest(workflow)
+    return trial_tariff(manifest, prices_of(manifest) or Prices.load(project.root()))
+
+
+def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
+    section = recorded.config({"metadata": {"name": name}, "spec": spec}).get("sweep")
+    if not section:
+        raise ConfigError(
+            f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"
+            " lists runs."
+        )
+    return section
+
+
+def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
+    study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
+    study.read()
+    rows = sweep_report.rows(study)
+    untried = sweep_report.describe_untried(study)
+    result = {"trials": rows, "hours": study.hours(), "untried": untried}
+
+    if not tariff:
+        return result | {"table": [*sweep_report.table(study), *untried]}
+
+    bills = trial_bills(study, tariff)
+    costs = {number: bill.total for number, bill in bills.items()}
+    words = (
+        "All trials, without the start of their pods, cost"
+        f" {money(sum(costs.values()), tariff.prices.currency)}"
+    )
+
+    losses = total_amounts(bills.values()).get("losses")
+    if losses:
+        words += f", {amount(losses)} of it for losses"
+
+    trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
+
+    return result | {
+        "trials": trials,
+        "table": [*sweep_report.table(study, costs), *untried, "", f"{words}."],
+    }
+
+
+if __name__ == "__main__":
+    given_tariff = json.loads(sys.argv[3])
+    given_tariff = given_tariff and Tariff.model_validate(given_tariff)
+    print(to_json(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff)))

@@ -1,0 +1,107 @@
+"""Client of a deployed model: waits for the expected weights, and retries while servers are
+replaced."""
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from argolocal.common.json_text import to_json
+from rekindle.errors import DataError, RekindleError
+from rekindle.release.serve_config import TOKENS
+
+ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
+# response headers: the weights and version that answered
+SHA256 = "model-sha256"
+VERSION = "model-version"
+# request header: the instances are test rows, and not counted as instances of clients
+REPLAY = "rekindle-replay"
+DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
+RETRY_PAUSE_S = 0.1
+UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+
+
+def resolve(endpoint: str) -> str:
+    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the environment variables of pods
+    for a Service."""
+    name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
+    host = os.environ.get(f"{name}_SERVICE_HOST")
+    port = os.environ.get(f"{name}_SERVICE_PORT")
+    return (
+        os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)
+    ).rstrip("/")
+
+
+class RequestTooLarge(DataError):
+    """The server rejects a request because of its size."""
+
+
+class ModelClient:
+    """Client of the model `name` at `endpoint`, whose instances do not count as instances of
+    clients.
+
+    Accepts only answers of the weights `sha256`, and retries until `deadline`.
+    """
+
+    def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
+        self.endpoint = endpoint
+        self.path = f"/v1/models/{name}"
+        self.sha256 = sha256
+        self.deadline = deadline
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for a server that is ready with these weights; return its status. Raises
+        RekindleError."""
+        while not (status := self._send(self.path))["ready"]:
+            self._retry(f"it answers {status}")
+        return status
+
+    def example(self) -> dict[str, Any]:
+        """Return the server's example request. Raises the errors of `predict`."""
+        return self._send(f"{self.path}/example")
+
+    def predict(self, request: dict[str, Any]) -> list[Any]:
+        """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError
+        after the deadline."""
+        return self._send(f"{self.path}:predict", to_json(request).encode())["predictions"]
+
+    def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
+        tokens = os.environ.get(TOKENS, "").split()
+        if tokens:
+            headers["authorization"] = f"Bearer {tokens[0]}"
+
+        request = urllib.request.Request(self.endpoint + path, body, headers)
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
+                    sha256 = answer.headers[SHA256]
+                    if sha256 == self.sha256:
+                        return json.load(answer)
+
+                    self._retry(f"it answers with the weights {str(sha256)[:12]}")
+            except urllib.error.HTTPError as error:
+                text = error.read().decode(errors="replace")
+                # 404: a server that is being replaced may not know the name
+                if error.code < 500 and error.code != 404:
+                    raise (RequestTooLarge if error.code == 413 else DataError)(
+                        f"{self.endpoint}{path} answered {error.code}: {text[:1000]}"
+                    ) from error
+
+                self._retry(f"it answers {error.code}: {text[:200]}")
+            except (*UNAVAILABLE, ValueError) as error:
+                self._retry(str(error))
+
+    def _retry(self, reason: str) -> None:
+        """Pause before the next attempt. Raises RekindleError after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise RekindleError(
+                f"{self.endpoint} does not serve the model {self.sha256[:12]} in time ({reason})."
+                f" See the servers' log; set {ENDPOINT} if the service has another address for this"
+                " process."
+            )
+        time.sleep(RETRY_PAUSE_S)

@@ -1,0 +1,53 @@
+"""The retention at the end of a run on a cluster, in the pod of the step `report`.
+
+The pod knows no phases of workflows and no Deployments. It therefore keeps a failed run as long as
+its Workflow may be resumed, and removes releases only after a promotion, when the Deployments of
+older releases have been deleted.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle import tracking
+from rekindle.cache.entries import DAY_S
+from rekindle.names import RunName
+from rekindle.release import promotion
+from rekindle.release.retention import listing, removal
+from rekindle.release.retention.decision import NO_LIMITS, Run, decide
+from rekindle.release.serve_config import RetentionConfig
+from rekindle.storage import Store
+
+
+def resumable_s(cluster: Mapping[str, Any]) -> float:
+    """Return the number of seconds after the end of a run that it may be active again, by the
+    section `cluster`."""
+    return float(cluster["keep_days"] * DAY_S + cluster["deadline_hours"] * 3600)
+
+
+def apply(store: Store, workflow: str, config: Mapping[str, Any], promoted: str) -> list[str]:
+    """Apply the limits of a run's config to the runs of its pipeline; return the names of the
+    removed runs.
+
+    `promoted`: model whose release the run has promoted, if the run has succeeded. Raises
+    StorageError, TrackingError.
+    """
+    limits = RetentionConfig.model_validate(config["retention"])
+    if limits == NO_LIMITS:
+        return []
+
+    pipeline = config["name"]
+    seconds = resumable_s(config["cluster"])
+
+    def targets(model: str) -> set[str]:
+        if model == promoted:
+            return promotion.retained_versions(model)
+        return {release.version for release in tracking.promoted_releases(model)}
+
+    now = time.time()
+    current = Run(RunName(workflow, "the input workflow"), pipeline, ended=now)
+    context = listing.Context({workflow: current}, seconds, seconds, targets if promoted else None)
+    found = listing.read(store, [pipeline], context)
+    plan = decide(found, {pipeline: limits}, now, listing.inputs_of(store, found.releases))
+
+    return removal.remove(store, removal.at_end(plan), removal.NoHost(), context)

@@ -1,0 +1,35 @@
+"""List the files and folders directly below a key prefix of the object store, so that a step runs
+for each of them.
+
+rekindle step steps.scoring.instance_folders --prefix=incoming/october --output keys=keys.json
+"""
+
+from pydantic import Field
+
+from rekindle import DataError, StepInputs, StepOutputs, Store
+
+
+class Inputs(StepInputs):
+    prefix: str = Field(description="key prefix of the files in the bucket")
+
+
+class Outputs(StepOutputs):
+    keys: list[str] = Field(description="sorted keys of the files and folders")
+
+
+def run(inputs: Inputs) -> Outputs:
+    """List the keys below the prefix. Raises DataError if no key starts with the prefix."""
+    store = Store.from_env()
+    prefix = inputs.prefix.strip("/") + "/"
+
+    keys = list(
+        dict.fromkeys(
+            prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)
+        )
+    )
+    if not keys:
+        raise DataError(
+            f"{store.uri(prefix)} contains no file: correct the prefix, or upload the files."
+        )
+
+    return Outputs(keys=keys)

@@ -1,0 +1,411 @@
+"""`rekindle platform check` finds each fault of a namespace before a run fails because of it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.cli import commands
+from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.doctor import cluster_checks as doctor
+from rekindle.errors import Check
+from rekindle.training.spec import TrainConfig
+from tests.commands import ROOT
+from tests.rekindle.cluster.healthy import PODS_AT, HealthyCluster
+from tests.rekindle.cluster.server import status
+
+IMAGE = "rekindle:0.1"
+GPUS = {"pods": {"train": {"gpus": 4}}}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyCluster]:
+    with HealthyCluster(tmp_path) as running:
+        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
+        yield running
+
+
+def run_checks(cluster: Any = None, train: Any = None, seconds: float = 5) -> dict[str, Check]:
+    configs = ClusterConfig.model_validate(cluster or {}), TrainConfig.model_validate(train or {})
+    return {check.name: check for check in doctor.check(Cluster.connect(), *configs, seconds)}
+
+
+def failures(checks: dict[str, Check]) -> dict[str, str]:
+    return {name: check.found for name, check in checks.items() if not check.ok}
+
+
+def test_all_checks_pass_in_a_healthy_namespace_and_leave_no_pods(server: HealthyCluster):
+    checks = run_checks()
+    assert failures(checks) == {}
+
+    names = {
+        "API server",
+        "training operator",
+        "your rights",
+        "account",
+        "artifact repository",
+        "pod of serve",
+    }
+
+    assert names | {"webhook", "init container", f"image {IMAGE}", "MLflow from a pod"} <= set(
+        checks
+    )
+    assert server.objects[PODS_AT] == {}
+
+
+@pytest.mark.parametrize(
+    "gpus, workers, words",
+    [
+        (4, 4, ""),
+        (4, 2, "train.workers is 2: it must be a multiple of cluster.pods.train.gpus (4)"),
+    ],
+)
+def test_the_webhook_check_uses_the_config_and_its_failure_hides_no_other_check(
+    server: HealthyCluster, gpus: int, workers: int, words: str
+):
+    flags = ["--set", f"cluster.pods.train.gpus={gpus}", "--set", f"train.workers={workers}"]
+    config = [str(ROOT / "configs/demo.yaml"), "--set", "train.max_workers=4", *flags]
+    done = CliRunner().invoke(commands, ["platform", "check", *config, "--wait", "5", "-o", "json"])
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert (checks["webhook"]["ok"], words in checks["webhook"]["found"]) == (not words, True)
+    assert [name for name, check in checks.items() if not check["ok"]] == (
+        ["webhook"] if words else []
+    )
+    assert "MLflow from a pod" in checks
+
+    replicas = [
+        body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
+        for _, path, body in server.requests
+        if "pytorchjobs" in path
+    ]
+
+    assert replicas == ([] if words else [1, 1]), "four workers are one pod of four GPUs"
+
+
+def test_a_missing_kind_is_named_with_its_installer(server: HealthyCluster):
+    del server.fixed["/apis/kubeflow.org/v1"]
+    server.refuse("GET", "/apis/kubeflow.org/v1$", 404, "404 page not found")
+    server.fixed["/apis/argoproj.io/v1alpha1"]["resources"].pop()
+    checks = run_checks()
+    assert failures(checks) == {
+        "kubeflow.org/v1": "no pytorchjobs",
+        "argoproj.io/v1alpha1": "no workflowtaskresults",
+    }
+    assert "training operator 1.9" in checks["kubeflow.org/v1"].remedy
+    assert "Argo Workflows 3.7" in checks["argoproj.io/v1alpha1"].remedy
+
+
+@pytest.mark.parametrize(
+    "name, labels, old, too_old",
+    [
+        ("Argo's controller", {"app": "workflow-controller"}, "workflow-controller:v3.6.12", True),
+        ("Argo's controller", {"app": "workflow-controller"}, "workflow-controller:v4.0.0", False),
+        (
+            "training operator",
+            {"control-plane": "kubeflow-training-operator"},
+            "training-operator:v1.8.1",
+            True,
+        ),
+        (
+            "training operator",
+            {"control-plane": "kubeflow-training-operator"},
+            "training-operator:v1-855e096",
+            False,
+        ),
+    ],
+)
+def test_an_outdated_controller_is_found(
+    server: HealthyCluster, name: str, labels: dict[str, str], old: str, too_old: bool
+):
+    server.controller(
+        "somewhere", labels, f"registry.example.com/{old}", configMap={"name": "init"}
+    )
+    server.put(
+        "/api/v1/namespaces/somewhere/configmaps",
+        server.objects["/api/v1/namespaces/kubeflow/configmaps"]["init"],
+    )
+    assert failures(run_checks()) == ({name: f"{old} in somewhere"} if too_old else {})
+
+
+def test_missing_controllers_and_controllers_of_other_namespaces_are_found(server: HealthyCluster):
+    server.remove("/api/v1/pods", "kubeflow-training-operator")
+    argo = server.objects["/api/v1/pods"]["workflow-controller"]
+    argo["spec"]["containers"][0]["args"] = ["--managed-namespace", "other"]
+    checks = run_checks()
+    assert (
+        "no pod with the label control-plane=kubeflow-training-operator"
+        in checks["training operator"].found
+    )
+    assert "sees only namespace other" in checks["Argo's controller"].found
+    assert "Let the controller watch models" in checks["Argo's controller"].remedy
+
+
+@pytest.mark.parametrize(
+    "gang, scheduler", [("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")]
+)
+def test_an_operator_without_the_gang_scheduler_is_reported(
+    server: HealthyCluster, gang: str, scheduler: str
+):
+    settings = {"gang": gang, "queue": "q"}
+    checks = run_checks(settings)
+    assert failures(checks) == {"gang": "the training operator does not have --gang-scheduler-name"}
+    assert f"--gang-scheduler-name={scheduler}" in checks["gang"].remedy
+    operator = server.objects["/api/v1/pods"]["kubeflow-training-operator"]["spec"]["containers"][0]
+    operator["command"] = ["/manager", "--gang-scheduler-name", "another"]
+    assert failures(run_checks(settings)) == {
+        "gang": "the training operator has --gang-scheduler-name=another"
+    }
+    operator["command"] = ["/manager", f"--gang-scheduler-name={scheduler}"]
+    assert failures(run_checks(settings)) == {}
+
+
+def pod_check(**train: Any) -> tuple[bool, bool, str]:
+    check = run_checks({"pods": {"train": train}})["pod of train"]
+    return check.ok, check.required, check.found
+
+
+def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyCluster):
+    assert pod_check(cpu="8") == (True, True, "would be admitted, and fits a node")
+    stays = "would be admitted, but stay Pending: "
+
+    assert pod_check(cpu="64") == (
+        False,
+        True,
+        f"{stays}a pod does not fit into any node (64 cpu of 16 of large)",
+    )
+
+    labels = "no node has the labels disk=ssd; an autoscaler may add one"
+    assert pod_check(node_selector={"disk": "ssd"}) == (False, False, stays + labels)
+
+    running = {
+        "spec": {"nodeName": "large", "containers": [{"resources": {"requests": {"cpu": "10"}}}]}
+    }
+    server.put("/api/v1/pods", {"metadata": {"name": "other", "labels": {}}, **running})
+    in_use = "a pod fits into a node, but other pods use its room now (8 cpu of 6 of large)"
+    assert pod_check(cpu="8") == (False, False, stays + in_use)
+    server.put(
+        "/api/v1/pods",
+        {"metadata": {"name": "other", "labels": {}}, **running, "status": {"phase": "Succeeded"}},
+    )
+    assert pod_check(cpu="8")[0]
+
+    (node,) = server.fixed["/api/v1/nodes"]["items"]
+    node["spec"]["taints"] = [{"key": "team", "value": "a", "effect": "NoSchedule"}]
+    taint = "the pod does not tolerate a taint of each node (team=a:NoSchedule)"
+    assert pod_check(cpu="8") == (False, True, stays + taint)
+
+    for toleration in (
+        {"key": "team", "operator": "Exists"},
+        {"key": "team", "value": "a"},
+        {"operator": "Exists"},
+    ):
+        assert pod_check(cpu="8", tolerations=[toleration])[0]
+
+    assert not pod_check(cpu="8", tolerations=[{"key": "team", "value": "b"}])[0]
+    node["spec"] = {"unschedulable": True}
+    assert pod_check(cpu="8") == (False, False, f"{stays}no node exists; an autoscaler may add one")
+
+
+def test_pods_are_not_compared_with_nodes_that_the_user_may_not_read(server: HealthyCluster):
+    server.refuse("GET", "/api/v1/nodes", 403, status(403, "Forbidden", "nodes is forbidden"))
+    ok, _, found = pod_check(cpu="64")
+    assert ok and found.startswith(
+        "would be admitted; not compared with the nodes of the cluster: "
+    )
+
+
+def test_a_missing_queue_is_found(server: HealthyCluster):
+    settings = {"gang": "kueue", "queue": "q"}
+    assert failures(run_checks(settings)) == {"gang": "Kueue is not installed"}
+    server.fixed["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": "localqueues"}]}
+    queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/models/localqueues"
+    server.put(queues, {"metadata": {"name": "train"}, "spec": {"clusterQueue": "research"}})
+    checks = run_checks(settings)
+    assert (
+        failures(checks) == {"queue q": "no such queue in this namespace"}
+        and "(train)" in checks["queue q"].remedy
+    )
+    assert failures(run_checks(settings | {"queue": "train"})) == {}
+
+
+def test_an_outdated_kubernetes_ends_the_checks(server: HealthyCluster):
+    server.version_is("29")
+    assert failures(run_checks()) == {
+        "API server": f"http://127.0.0.1:{server.port}, Kubernetes v1.29.0"
+    }
+
+
+def test_required_versions_match_the_documentation():
+    text = (ROOT / "docs/cluster.md").read_text()
+    needed, _, _ = text.partition("## 1.")
+    assert f"Kubernetes {'.'.join(map(str, doctor.MIN_KUBERNETES))} or newer" in needed
+    assert (
+        "[Argo Workflows](https://argo-workflows.readthedocs.io)"
+        f" {'.'.join(map(str, doctor.MIN_ARGO))}" in needed
+    )
+    assert (
+        needed.split("training operator](")[1]
+        .split(") ")[1]
+        .startswith(".".join(map(str, doctor.MIN_OPERATOR)))
+    )
+
+
+def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):
+    server.webhook = False
+    assert "the webhook does not validate jobs" in failures(run_checks())["webhook"]
+    message = 'failed calling webhook "validator.pytorchjob": no endpoints available'
+    server.refuse("POST", "pytorchjobs", 500, status(500, "InternalError", message), times=9)
+    checks = run_checks()
+    assert list(failures(checks)) == ["webhook"] and "does not answer" in checks["webhook"].found
+    assert "rollout restart" in checks["webhook"].remedy
+
+
+def test_missing_permissions_are_named(server: HealthyCluster):
+    server.denied = {("pytorchjobs", "patch"), ("pods", "delete")}
+    assert failures(run_checks()) == {
+        "your rights": "may not delete pods",
+        "account": "may not patch pytorchjobs.kubeflow.org",
+    }
+
+
+def test_an_object_that_may_not_be_read_is_a_warning_and_other_checks_run(server: HealthyCluster):
+    del server.fixed["/api/v1/namespaces/models"]
+    server.refuse("GET", "/namespaces/models$", 403, status(403, "Forbidden", "no"), times=9)
+    checks = run_checks()
+    assert failures(checks).keys() == {"namespace", "init container"}
+    assert not checks["namespace"].required and checks["namespace"].found.startswith(
+        "not checked: "
+    )
+    assert "MLflow from a pod" in checks
+
+
+def test_a_broken_artifact_repository_hides_no_check_and_shows_no_password(server: HealthyCluster):
+    maps = server.objects["/api/v1/namespaces/models/configmaps"]
+    maps["rekindle"]["data"]["S3_ENDPOINT_URL"] = "http://ann:hunter2@s3:9000"
+    assert "hunter2" not in str(run_checks()["artifact repository"])
+    data = maps["artifact-repositories"]["data"]
+    data.update(dict.fromkeys(data, "a: [b"))
+    checks = run_checks()
+    assert failures(checks).keys() == {"artifact repository"} and "MLflow from a pod" in checks
+    assert "ConfigMap artifact-repositories" in checks["artifact repository"].found
+
+
+def test_an_image_being_pulled_is_a_warning_that_tells_how_to_wait(server: HealthyCluster):
+    server.states[IMAGE] = {"waiting": {"reason": "ContainerCreating"}}
+    checks = run_checks(seconds=0.1)
+    assert (
+        "still being pulled" in checks[f"image {IMAGE}"].found
+        and "--wait 900" in checks[f"image {IMAGE}"].remedy
+    )
+    for name in ("object store from a pod", "MLflow from a pod"):
+        assert checks[name].found == f"not checked: image {IMAGE} is not available"
+    assert not any(check.required for check in checks.values() if not check.ok)
+    assert server.objects[PODS_AT] == {}
+
+
+def test_a_missing_image_is_a_failure(server: HealthyCluster):
+    server.states["nowhere:1"] = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    checks = run_checks({"pods": {"serve": {"image": "nowhere:1"}}})
+    assert failures(checks) == {"image nowhere:1": "ImagePullBackOff: not found"}
+    assert "--push" in checks["image nowhere:1"].remedy and checks["image nowhere:1"].required
+
+
+def test_an_unschedulable_pod_is_not_reported_as_a_missing_image(server: HealthyCluster):
+    server.unscheduled = "0/3 nodes are available: Insufficient memory"
+    checks = run_checks(seconds=0.1)
+    assert (
+        "Insufficient memory" in checks["pod of the probe"].found
+        and checks["pod of the probe"].required
+    )
+    assert f"image {IMAGE}" not in checks and "not checked" in checks["MLflow from a pod"].found
+
+
+def test_a_pod_without_a_result_in_time_is_reported(server: HealthyCluster):
+    server.states[IMAGE] = {"running": {}}
+    checks = run_checks(seconds=0.1)
+    assert (
+        "gave no answer within 0.1 s" in checks["MLflow from a pod"].found
+        and checks["MLflow from a pod"].required
+    )
+
+
+@pytest.mark.parametrize("answers", [1, 9])
+def test_a_pod_is_deleted_even_if_its_creation_was_never_confirmed(
+    server: HealthyCluster, answers: int
+):
+    """The first attempt creates the pod, but its response is lost; then the server answers 409 or
+    is unavailable."""
+    server.lost = 1
+    if answers > 1:
+        server.refuse("POST", f"{PODS_AT}$", 503, status(503, "Unavailable", "away"), times=answers)
+    checks = run_checks()
+    assert ("MLflow from a pod" in checks) == (answers == 1)
+    assert server.objects.get(PODS_AT, {}) == {}
+
+
+def test_serving_keys_that_can_write_and_missing_serving_accounts_are_found(server: HealthyCluster):
+    secrets = server.objects["/api/v1/namespaces/models/secrets"]
+    original = secrets["rekindle-serving"]
+    secrets["rekindle-serving"] = {**original, "data": secrets["rekindle-s3"]["data"]}
+    assert (
+        "a compromised server could write to the bucket"
+        in failures(run_checks())["serving credentials"]
+    )
+    del (
+        secrets["rekindle-serving"],
+        server.objects["/api/v1/namespaces/models/serviceaccounts"]["rekindle-serving"],
+    )
+    checks = run_checks()
+    assert failures(checks).keys() == {"serving account", "serving credentials"}
+    assert checks["serving account"].required and not checks["serving credentials"].required
+    assert "create secret generic rekindle-serving" in checks["serving credentials"].remedy
+
+
+def test_a_config_with_tokens_needs_their_secret(server: HealthyCluster):
+    flags = [
+        "platform",
+        "check",
+        str(ROOT / "configs/demo.yaml"),
+        "--wait=5",
+        "--set=serve.token=true",
+        "-o",
+        "json",
+    ]
+
+    (check,) = [
+        c for c in json.loads(CliRunner().invoke(commands, flags).stdout) if c["name"] == "tokens"
+    ]
+    assert (check["ok"], check["found"]) == (False, "Secret rekindle-token lacks REKINDLE_TOKEN")
+    assert (
+        "create secret generic rekindle-token" in check["remedy"]
+        and "REKINDLE_TOKEN=..." in check["remedy"]
+    )
+    secret = {"metadata": {"name": "rekindle-token"}, "data": {"REKINDLE_TOKEN": "eA=="}}
+    server.put("/api/v1/namespaces/models/secrets", secret)
+    checks = {
+        check["name"]: check["ok"]
+        for check in json.loads(CliRunner().invoke(commands, flags).stdout)
+    }
+    assert checks["tokens"] and "tokens" not in run_checks()
+
+
+def test_other_backends_need_their_own_kinds_but_not_the_training_operator(server: HealthyCluster):
+    server.remove("/api/v1/pods", "kubeflow-training-operator")
+    server.refuse("GET", "/apis/jobset.x-k8s.io/v1alpha2$", 404, "404 page not found", times=1)
+    assert failures(run_checks({"backend": "jobset"})) == {"jobset.x-k8s.io/v1alpha2": "no jobsets"}
+    server.fixed["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
+    assert failures(run_checks({"backend": "jobset"})) == {}
+    refused = (
+        "failurePolicy rules action RestartJob is not allowed when RestartJob feature gate is"
+        " disabled"
+    )
+    server.refuse("POST", "jobsets", 422, status(422, "Invalid", refused), times=9)
+    checks = run_checks({"backend": "jobset", "restart_job": True})
+    assert (
+        "feature gate is disabled" in checks["job"].found
+        and "cluster.restart_job" in checks["job"].remedy
+    )

@@ -1,0 +1,193 @@
+"""Only complete and unchanged releases can be downloaded for serving."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.content.release_files import read_described
+from rekindle.content.verified_artifacts import verify_artifact
+from rekindle.errors import DataError, NotFound, StorageError
+from rekindle.release import pyfunc
+from rekindle.release.release_files import commit, download, download_champion, upload
+from rekindle.storage import Store, file_sha256
+from tests.rekindle.serving.running import prefix_of, release
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"model.safetensors": b"other"},
+            DataError,
+            r"model\.safetensors changed since the release",
+        ),
+        ({"state/words.txt": None}, DataError, r"words\.txt"),
+        ({"state/more.txt": b""}, DataError, r"state/more\.txt was added since the release"),
+        ({"code.py": b""}, DataError, r"code\.py was added since the release"),
+        ({"release.json": None}, DataError, "is not a complete release"),
+        ({"release.json": b"{"}, DataError, "is not a complete release"),
+        ({"release.json": b"[]"}, DataError, "is not a complete release"),
+        ({"release.json": b'{"name": "echo"}'}, DataError, "is not a complete release"),
+        ({"model.json": b"[]"}, DataError, "is not a complete release"),
+        (
+            dict.fromkeys(
+                (
+                    "release.json",
+                    "model.safetensors",
+                    "model.json",
+                    "state/words.txt",
+                    "dataset.json",
+                )
+            ),
+            StorageError,
+            "not exist",
+        ),
+    ],
+)
+def test_an_incomplete_release_is_rejected(
+    s3: Store, tmp_path: Path, change: dict[str, bytes | None], error: type[Exception], message: str
+) -> None:
+    prefix = prefix_of(f"broken-{tmp_path.name}")
+    release(s3, prefix)
+    for key, data in change.items():
+        s3.delete([prefix + key]) if data is None else s3.put(prefix + key, data)
+    with pytest.raises(error, match=message):
+        download(s3, prefix, tmp_path / "release")
+
+
+@pytest.fixture
+def stored(s3: Store, tmp_path: Path) -> str:
+    """Store a release with the files of MLflow; return its prefix."""
+    folder = tmp_path / "made"
+    release(s3, f"made-{tmp_path.name}/")
+    s3.download(f"made-{tmp_path.name}/", folder)
+    (folder / "verdict.json").write_text("{}")
+    card = json.loads((folder / "model.json").read_text()) | {
+        "workload": "tests.rekindle.serving.echo"
+    }
+    (folder / "model.json").write_text(json.dumps(card))
+
+    record = json.loads((folder / "release.json").read_text())
+    hashes = {name: file_sha256(folder / name) for name in record["files"]} | pyfunc.write_mlmodel(
+        folder
+    )
+    (folder / "release.json").write_text(json.dumps(record | {"files": hashes}))
+
+    return upload(s3, f"m-{tmp_path.name}".replace("_", "-"), folder, hashes)
+
+
+def change_record(store: Store, prefix: str, **files: Any) -> None:
+    """Change the hashes in release.json; None removes an entry."""
+    record = json.loads(store.get(f"{prefix}release.json"))
+    hashes = {name: value for name, value in (record["files"] | files).items() if value}
+    store.put(f"{prefix}release.json", json.dumps(record | {"files": hashes}).encode())
+
+
+def test_an_unchanged_release_can_be_served_and_loaded(
+    s3: Store, tmp_path: Path, stored: str
+) -> None:
+    record = download(s3, stored, tmp_path / "release")
+    assert {"MLmodel", "input_example.json", "serving_input_example.json"} < record.files.keys()
+    # MLflow writes this file after the download
+    (tmp_path / "release/registered_model_meta").touch()
+    assert pyfunc._load_pyfunc(str(tmp_path / "release")).predictor.example()
+    assert download_champion(s3, stored, tmp_path / "champion")
+
+
+@pytest.mark.parametrize(
+    "name", ["MLmodel", "input_example.json", "workload.json", "model.safetensors"]
+)
+def test_a_changed_file_is_found_also_if_its_hash_was_changed(
+    s3: Store, tmp_path: Path, stored: str, name: str
+) -> None:
+    s3.put(stored + name, b"x: 1")
+    for folder, load in (("a", download), ("b", download_champion)):
+        with pytest.raises(DataError, match=f"{name} (changed|was added) since the release"):
+            load(s3, stored, tmp_path / folder)
+    with pytest.raises(DataError, match=f"{name} (changed|was added) since the release"):
+        pyfunc._load_pyfunc(str(tmp_path / "a"))
+
+    change_record(s3, stored, **{name: sha256(b"x: 1").hexdigest()})
+    for folder, load in (("c", download), ("d", download_champion)):
+        with pytest.raises(DataError, match=r"release\.json was changed since the release"):
+            load(s3, stored, tmp_path / folder)
+
+
+def test_a_loader_outside_of_the_hash_is_not_loaded(s3: Store, tmp_path: Path, stored: str) -> None:
+    change_record(s3, stored, MLmodel=None)
+    with pytest.raises(DataError, match=r"release\.json was changed since the release"):
+        download(s3, stored, tmp_path / "release")
+    with pytest.raises(DataError, match="whose hash does not cover the file MLmodel"):
+        pyfunc._load_pyfunc(str(tmp_path / "release"))
+
+
+def test_a_champion_without_its_record_is_not_compared(
+    s3: Store, tmp_path: Path, stored: str
+) -> None:
+    s3.delete([f"{stored}release.json"])
+    with pytest.raises(
+        NotFound, match=r"release\.json does not exist.*remove the alias `champion`"
+    ):
+        download_champion(s3, stored, tmp_path / "champion")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "raw/forged",
+        "../releases/x",
+        "releases/../raw/forged",
+        "releases",
+        "",
+        "releases/echo/latest",
+    ],
+)
+def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
+    s3: Store, tmp_path: Path, folder: str
+) -> None:
+    if folder in ("raw/forged", "releases/echo/latest"):
+        release(s3, f"{folder}/")
+    for read in (download, download_champion):
+        with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
+            read(s3, f"{folder}/", tmp_path / "release")
+
+
+DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}
+
+
+@pytest.fixture
+def described(s3: Store, stored: str) -> str:
+    """Give a release the files that are not part of its hash; return its prefix."""
+    for name, data in DESCRIBED.items():
+        s3.put(stored + name, data)
+
+    hashes = {name: sha256(data).hexdigest() for name, data in DESCRIBED.items()}
+    record = json.loads(s3.get(f"{stored}release.json"))
+    commit(s3, stored, record | {"described": hashes})
+    return stored
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_file_outside_of_the_hash_is_verified(
+    s3: Store, tmp_path: Path, described: str, name: str
+) -> None:
+    key = described.rstrip("/")
+    assert read_described(s3, key, name) == DESCRIBED[name]
+
+    s3.put(described + name, DESCRIBED[name] + b" ")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        read_described(s3, key, name)
+    download(s3, described, tmp_path / "served")
+    with pytest.raises(DataError, match=f"{name} changed since the release"):
+        verify_artifact("champion", tmp_path / "served", "")
+
+
+def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, described: str) -> None:
+    record = json.loads(s3.get(f"{described}release.json"))
+    changed = record | {"provenance": {"git_sha": "0" * 40}}
+    s3.put(f"{described}release.json", json.dumps(changed).encode())
+    with pytest.raises(DataError, match=r"the sha256 of its fields is .*: it was changed"):
+        download(s3, described, tmp_path / "a")

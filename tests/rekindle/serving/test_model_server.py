@@ -1,0 +1,606 @@
+"""The model server, with real processes and signals."""
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from rekindle.errors import DataError
+from rekindle.release.model_client import REPLAY, ModelClient
+from rekindle.storage import Store
+from tests.rekindle.serving.running import (
+    MODEL,
+    PREDICT,
+    Gate,
+    Running,
+    prefix_of,
+    refuses_connections,
+    release,
+)
+from tests.waiting import until
+
+ECHO = str(Path(__file__).with_name("echo.py"))
+PREFIX = prefix_of("server")
+ONE = {"id": "a"}
+
+
+@pytest.fixture(scope="module")
+def store(s3_environment: dict[str, str]) -> Iterator[Store]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        yield Store.from_env()
+
+
+@pytest.fixture(scope="module")
+def sha256(store: Store) -> str:
+    return release(store, PREFIX)
+
+
+LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-seconds=1")
+
+
+@pytest.fixture(scope="module")
+def server(sha256: str) -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", *LIMITS) as running:
+        running.until_ready()
+        yield running
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as threads:
+        yield threads
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with Gate(tmp_path) as gate:
+        yield gate
+
+
+def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha256: str) -> None:
+    answer = server.predict({"id": 3}, ONE)
+    assert answer.status_code == 200
+    assert (answer.headers["model-sha256"], answer.headers["model-version"]) == (sha256, "7")
+    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # the data cut-off
+    assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
+
+
+def test_the_status_has_the_fields_of_kserve_and_tensorflow_serving(
+    server: Running, sha256: str
+) -> None:
+    status = server.client.get(MODEL).json()
+    assert (status["name"], status["ready"], status["version"], status["sha256"]) == (
+        "echo",
+        True,
+        "7",
+        sha256,
+    )
+    assert [(v["version"], v["state"]) for v in status["model_version_status"]] == [
+        ("7", "AVAILABLE")
+    ]
+    assert server.client.get("/v1/models").json() == {"models": ["echo"]}
+
+
+def test_the_server_publishes_an_example_request_and_its_schema(server: Running) -> None:
+    example = server.client.get(f"{MODEL}/example").json()
+    assert server.client.post(PREDICT, json=example).status_code == 200
+    document = server.client.get("/openapi.json").json()
+    assert {PREDICT, MODEL, f"{MODEL}/example"} <= document["paths"].keys()
+    assert document["components"]["schemas"]["Instance"]["properties"]["sleep"]["minimum"] == 0
+    page = (Path(__file__).parents[3] / "docs/serving.md").read_text()
+    statuses = document["paths"][PREDICT]["post"]["responses"].keys()
+
+    assert (
+        statuses - {"200"}
+        == set(re.findall(r"^\| (\d{3}) \|", page, re.MULTILINE))
+        >= {"400", "405", "408", "431"}
+    )
+
+    assert "<title>" in server.client.get("/").text
+
+
+def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -> None:
+    assert set(server.predict(ONE).json()["predictions"][0]["loaded"]) <= {"boto3"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 422, "not JSON"),
+        (b"\xff\xfe", 422, "not JSON"),
+        (b"[" * 10_000, 422, "recursion limit"),
+        (b"[1]", 422, "the request is [1]: input should be an object"),
+        (b'{"instances": []}', 422, "instances is empty"),
+        (b'{"instances": [{"id": 1}], "instanecs": []}', 422, 'Did you mean "instances"?'),
+        (b'{"instances": [{"id": 1}, {"id": 1, "sleep": -5}]}', 422, "instances[1].sleep is -5: "),
+        (
+            b'{"instances": [{"id": 1, "sleep": NaN}]}',
+            422,
+            "instances[0].sleep is nan: it must be a finite number",
+        ),
+        (
+            b'{"instances": [{"id": 1, "sleep": 1%s}]}' % (b"0" * 400),
+            422,
+            "it must fit into 64 bits",
+        ),
+        (b'{"instances": [{"id": 1, "bad": 4}]}', 422, "instances[0].bad is 4"),
+        (b'{"instances": [{"id": 1, "bug": true}]}', 500, "the model failed on this request"),
+        (
+            b'{"instances": [{"id": 1}, {"id": 2, "answer": 0}]}',
+            500,
+            "the prediction for instances[1] is not JSON",
+        ),
+        (json.dumps({"instances": [ONE] * 11}).encode(), 413, "instances has 11 items: at most 10"),
+        (b" " * 20_001, 413, "larger than 20,000 bytes"),
+        (b" " * 3_000_000, 413, "larger than 20,000 bytes"),
+    ],
+)
+def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
+    server: Running, body: bytes, status: int, message: str
+) -> None:
+    try:
+        answer = server.client.post(PREDICT, content=body)
+    except httpx.WriteError:
+        # far too large: the connection may close before the whole body is sent
+        assert len(body) > 80_000
+    else:
+        assert answer.status_code == status, answer.text
+        assert message in answer.json()["error"]
+    assert server.predict(ONE).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_the_error_for_another_method_names_post(server: Running, method: str) -> None:
+    answer = server.client.request(method, PREDICT)
+    assert (answer.status_code, "requires POST" in answer.json()["error"]) == (405, True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"]
+)
+def test_the_error_for_a_wrong_path_has_the_right_path(server: Running, path: str) -> None:
+    if "score" in path or "predict" in path:
+        answer = server.client.post(path, json={})
+    else:
+        answer = server.client.get(path)
+    assert answer.status_code == 404
+    assert "echo" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("bug", [None, 1])
+def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
+    server: Running, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
+) -> None:
+    first = gate.hold(server, pool)
+    answers = [pool.submit(server.predict, ONE | {"id": n, "bug": n == bug}) for n in range(4)]
+    server.until_waiting(1 + 4)
+    gate.open()
+    assert first.result().status_code == 200
+    assert [answer.result().status_code for answer in answers] == [
+        500 if n == bug else 200 for n in range(4)
+    ]
+
+    if bug is None:
+        predictions = [answer.result().json()["predictions"][0] for answer in answers]
+        assert [(each["id"], each["together"]) for each in predictions] == [
+            (n, 4) for n in range(4)
+        ]
+
+
+def test_a_body_without_a_content_length_is_limited(server: Running) -> None:
+    answer = server.client.post(PREDICT, content=iter([b" " * 1000] * 30))
+    assert (answer.status_code, "larger" in answer.json()["error"]) == (413, True)
+
+
+def start_request(server: Running) -> socket.socket:
+    """Connect a client that sends only the start of a request."""
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)))
+    client.sendall(f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    return client
+
+
+def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
+    slow = [start_request(server) for _ in range(40)]  # with --max-waiting=6
+    assert [server.predict(ONE).status_code for _ in range(20)] == [200] * 20
+    for client in slow:
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+        client.close()
+
+
+def readable(clients: list[socket.socket]) -> list[socket.socket]:
+    """Return the clients that have received an answer."""
+    return select.select(clients, [], [], 0)[0]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_clients_that_never_finish_large_bodies_do_not_block_others(
+    sha256: str, address: str
+) -> None:
+    """Other requests, also large ones, are answered, both from another address and from the same
+    one."""
+    with Running(f"--model={PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
+        server.until_ready()
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode()
+
+        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(40)]
+        for client in slow:
+            client.sendall(head + b" " * 999_999)
+
+        # the budget has room for 16 of 40; which ones are dropped depends on the order in which
+        # their bytes arrive
+        until("24 slow clients are dropped", lambda: len(readable(slow)) >= 24)
+        assert {client.recv(1000).partition(b"\r\n")[0] for client in readable(slow)} == {
+            b"HTTP/1.1 503 Service Unavailable"
+        }
+
+        small = json.dumps({"instances": [ONE]})
+
+        with httpx.Client(
+            transport=httpx.HTTPTransport(local_address=address), timeout=20
+        ) as honest:
+            answers = [
+                honest.post(server.url + PREDICT, content=small + " " * n)
+                for n in (0, 100_000, 999_000) * 5
+            ]
+
+        assert [answer.status_code for answer in answers] == [200] * 15, answers[0].text
+        for client in slow:
+            client.close()
+
+
+def test_clients_that_never_finish_their_headers_are_disconnected(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/mod")
+        client.settimeout(5)
+        assert client.recv(1000) == b""
+
+
+def test_overload_is_rejected_immediately_while_probes_are_answered(
+    server: Running, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    first = gate.hold(server, pool)
+    answers = [pool.submit(server.predict, ONE) for _ in range(8)]
+    rejected = [answer.result() for answer in islice(as_completed(answers), 3)]
+    assert [(answer.status_code, answer.headers["retry-after"]) for answer in rejected] == [
+        (503, "1")
+    ] * 3
+    probes = {
+        path: server.client.get(path) for path in ("/health/live", "/health/ready", "/metrics")
+    }
+    assert [probe.status_code for probe in probes.values()] == [200, 503, 200]
+    assert probes["/health/ready"].json()["status"] == "overloaded"
+    assert not first.done()  # so the probes did not wait for the model
+    gate.open()
+    assert sorted(answer.result().status_code for answer in answers) == [200] * 5 + [503] * 3
+    assert (first.result().status_code, server.client.get("/health/ready").status_code) == (
+        200,
+        200,
+    )
+
+
+def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, sha256: str) -> None:
+    server.predict(ONE, ONE)
+    start = datetime.now(UTC)
+    text = server.client.get("/metrics").text
+    end = datetime.now(UTC)
+    label = 'version="7"'
+    assert (
+        f'sha256="{sha256}"' in text and f'rekindle_requests_total{{status="200",{label}}}' in text
+    )
+    assert f'rekindle_request_seconds_bucket{{le="0.002",{label}}}' in text
+    assert f'rekindle_model_score_bucket{{le="+Inf",output="together",{label}}}' in text
+    assert "rekindle_requests_waiting 0.0" in text
+
+    age = float(
+        next(
+            line for line in text.splitlines() if line.startswith("rekindle_data_age_seconds")
+        ).split()[1]
+    )
+
+    assert start <= datetime(2024, 3, 1, tzinfo=UTC) + timedelta(seconds=age) <= end
+    assert 'rekindle_instances_bucket{le="2.0"}' in text
+
+
+def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: Running) -> None:
+    def counts() -> dict[str, float]:
+        text = server.client.get("/metrics").text
+        names = r'rekindle_(?:replayed_)?instances_(?:sum|total)|rekindle_model_(?:score|feature)_bucket{.*le="\+Inf"'
+        return {
+            name: float(value)
+            for name, value in re.findall(rf"^((?:{names})\S*) (.*)", text, re.MULTILINE)
+        }
+
+    def send(replay: bool) -> httpx.Response:
+        headers = {REPLAY: "1"} if replay else {}
+        return server.client.post(PREDICT, json={"instances": [ONE, ONE]}, headers=headers)
+
+    assert send(False).status_code == 200
+    before = counts()
+    assert send(True).json() == send(False).json()
+    increase = {name.partition("{")[0]: value - before[name] for name, value in counts().items()}
+    assert set(increase.values()) == {2.0} and len(increase) == 4
+
+
+def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running) -> None:
+    def count() -> float:
+        [line] = re.findall(
+            r'rekindle_warned_requests_total{version="7"} (.*)', server.client.get("/metrics").text
+        )
+        return float(line)
+
+    before = count()
+    answer = server.predict(ONE, ONE | {"warning": "the past is missing"}).json()
+    assert answer["warning"] == "the past is missing" and len(answer["predictions"]) == 2
+    assert "warning" not in server.predict(ONE).json()
+    assert (
+        server.predict({"id": 1, "bad": 4, "warning": "an error is no prediction"}).status_code
+        == 422
+    )
+    assert count() == before + 1
+    properties = server.client.get("/openapi.json").json()["components"]["schemas"]["Predictions"][
+        "properties"
+    ]
+    assert properties.keys() == {"predictions", "warning"}
+
+
+def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
+    sha256: str, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with Running(f"--model={PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)) as server:
+        gate.until_reached(processes=2)
+        assert server.client.get("/health/live").status_code == 200
+        answer = server.client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
+        assert server.predict(ONE).status_code == 503
+        gate.open()
+
+        assert server.until_ready() == {
+            "status": "ready",
+            "name": "echo",
+            "version": "7",
+            "sha256": sha256,
+        }
+
+        with Gate(gate.path.parent) as first, Gate(gate.path.parent) as second:
+            # the second is reached while the first waits
+            both = [each.hold(server, pool) for each in (first, second)]
+
+        assert len({answer.result().json()["predictions"][0]["pid"] for answer in both}) == 2
+
+
+def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
+    sha256: str, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with (
+        Running(f"--model={PREFIX}", "--processes=2") as server,
+        Gate(gate.path.parent) as other_gate,
+    ):
+        server.until_ready()
+        held = other_gate.hold(server, pool)
+        doomed = gate.hold(server, pool, killed=True)
+        queued = pool.submit(server.predict, ONE)
+        server.until_waiting(3)
+        gate.open()
+        answer = doomed.result()
+        assert (answer.status_code, "ended with code -9" in answer.json()["error"]) == (503, True)
+        other_gate.open()
+        assert [queued.result().status_code, held.result().status_code] == [503, 503]
+        code, log = server.end()
+        assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
+
+
+def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
+    sha256: str, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with Running(f"--model={PREFIX}", "--max-batch=2") as server:
+        server.until_ready()
+        first = gate.hold(server, pool)
+        fatal = pool.submit(server.predict, ONE | {"killed": True})
+        server.until_waiting(2)
+        others = [fatal, *(pool.submit(server.predict, ONE) for _ in range(4))]
+        server.until_waiting(6)
+        gate.open()
+        assert first.result().status_code == 200
+        assert [answer.result().status_code for answer in others] == [503] * 5
+        assert server.end()[0] == 1
+
+
+def test_a_killed_server_leaves_no_process(sha256: str) -> None:
+    with Running(f"--model={PREFIX}") as server:
+        server.until_ready()
+        model = psutil.Process(server.predict(ONE).json()["predictions"][0]["pid"])
+        os.kill(server.process.pid, signal.SIGKILL)
+        model.wait(10)
+
+
+def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
+    sha256: str, pool: ThreadPoolExecutor, gate: Gate
+) -> None:
+    with Running(f"--model={PREFIX}", "--processes=2", "--drain-seconds=600") as server:
+        server.until_ready()
+        in_flight = gate.hold(server, pool)
+        server.process.send_signal(signal.SIGTERM)
+        server.until_ready("draining")
+        assert server.client.get("/health/ready").status_code == 503
+        assert server.client.get(MODEL).json()["ready"] is False
+        late = server.predict(ONE)
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        server.process.send_signal(signal.SIGTERM)
+        until("it to refuse connections", lambda: refuses_connections(server))
+        gate.open()
+        assert in_flight.result().status_code == 200
+        code, log = server.end()
+        assert (code, log.count("\n")) == (0, 1), log  # only the line about the served model
+        assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
+def test_a_second_signal_or_ctrl_c_stops_the_drain(
+    sha256: str, signals: list[signal.Signals]
+) -> None:
+    with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
+        server.until_ready()
+        *first, last = signals
+        for number in first:
+            server.process.send_signal(number)
+            server.until_ready("draining")
+        server.process.send_signal(last)
+        assert server.end()[0] == 0
+
+
+def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        # sends nothing: it only selects this machine's external address
+        sender.connect(("192.0.2.1", 9))
+        address = sender.getsockname()[0]
+    with Running(f"--model={PREFIX}", f"--host={address}") as server:
+        loopback = server.url.replace(address, "127.0.0.1")
+        assert server.until_ready() == httpx.get(f"{loopback}/health/ready").json()
+
+
+def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
+    port = server.url.rpartition(":")[2]
+    command = [
+        sys.executable,
+        "-m",
+        "rekindle",
+        "step",
+        "steps.serve",
+        f"--model={PREFIX}",
+        f"--port={port}",
+    ]
+
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 78
+    assert f"cannot listen on 127.0.0.1:{port}" in process.stderr
+
+
+def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
+    with Running("--model=releases/nothing/0123456789ab/") as server:
+        code, log = server.end()
+    assert code == 1
+    assert log.startswith(f"error: {store.uri('releases/nothing/0123456789ab/')} does not exist")
+    assert log.count("\n") == 1
+
+
+def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
+    prefix = prefix_of("unknown", "no.such.workload")
+    release(store, prefix, workload="no.such.workload")
+    with Running(f"--model={prefix}") as server:
+        code, log = server.end()
+    assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
+
+
+def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str) -> None:
+    with Running(f"--model={PREFIX}", ECHO_BUG="1") as server:
+        code, log = server.end()
+    assert code == 70
+    last = log.splitlines()[-1]
+    assert re.fullmatch(
+        rf"error: the model fails on its own example: {re.escape(ECHO)}:\d+: KeyError: 'a bug"
+        r" in .*",
+        last,
+    ), log
+
+
+TOKENS = "first-token\nsecond-token"
+
+
+@pytest.fixture(scope="module")
+def guarded(sha256: str) -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
+        running.until_ready()  # probes need no token
+        yield running
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer first", "Basic first-token", "Bearer first-token,x", "first-token"],
+)
+def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
+    guarded: Running, header: str
+) -> None:
+    headers = {"authorization": header} if header else {}
+    for path in (
+        MODEL,
+        f"{MODEL}/example",
+        "/v1/models",
+        "/openapi.json",
+        "/nowhere",
+        f"{MODEL}/../echo",
+    ):
+        answer = guarded.client.get(path, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (
+            "Authorization: Bearer TOKEN" in answer.json()["error"]
+            and "model-sha256" not in answer.headers
+        )
+
+    body = {"instances": [ONE]}
+    assert guarded.client.post(PREDICT, json=body, headers=headers).status_code == 401
+    assert guarded.client.request("HEAD", MODEL, headers=headers).status_code == 401
+
+
+def test_each_token_of_the_secret_is_accepted(guarded: Running) -> None:
+    for token in ("first-token", "second-token"):
+        for scheme in ("Bearer", "bearer"):
+            headers = {"authorization": f"{scheme} {token}"}
+            assert (
+                guarded.client.post(PREDICT, json={"instances": [ONE]}, headers=headers).status_code
+                == 200
+            )
+
+    document = guarded.client.get(
+        "/openapi.json", headers={"authorization": "Bearer first-token"}
+    ).json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            is_open = operation.get("security", document["security"]) == []
+            assert (guarded.client.request(method, path).status_code != 401) == is_open, path
+
+
+def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_failures(
+    guarded: Running,
+) -> None:
+    assert (
+        guarded.client.get("/health/live").status_code
+        == guarded.client.get("/health/ready").status_code
+        == 200
+    )
+    assert guarded.predict(ONE).status_code == 401
+    assert 'status="401"' not in guarded.client.get("/metrics").text
+
+
+def test_verify_sends_the_first_token(
+    guarded: Running, sha256: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = ModelClient(guarded.url, "echo", sha256, deadline=0)
+    with pytest.raises(DataError, match="answered 401"):
+        client.wait()
+    monkeypatch.setenv("REKINDLE_TOKEN", TOKENS)
+    assert client.wait()["ready"] and client.predict(client.example())
+
+
+def test_a_server_with_an_empty_token_does_not_start() -> None:
+    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
+        code, log = running.end()
+    assert code == 78 and "REKINDLE_TOKEN contains no token" in log

@@ -1,0 +1,165 @@
+"""Old checkpoints are deleted, unless they are needed or being read."""
+
+import json
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.errors import StorageError
+from rekindle.storage import Entry, Store
+from rekindle.training.checkpoint import checkpoint_retention
+from rekindle.training.checkpoint.checkpoint_retention import Retention
+from tests.rekindle.training.saving import Open, begin, keys, train
+
+
+def test_old_checkpoints_are_deleted_and_the_others_stay_complete(open_: Open) -> None:
+    first = open_(keep_checkpoints=2)
+    for step in range(1, 6):
+        train(first, step)
+    store = first.remote.store
+    manifests = keys(first, "manifests/")
+    assert [json.loads(store.get(key))["step"] for key in manifests] == [4, 5]
+    needed = {chunk for key in manifests for chunk in json.loads(store.get(key))["chunks"]}
+    assert {key.rsplit("/", 1)[1] for key in keys(first, "chunks/")} == needed
+
+
+def test_no_checkpoint_is_deleted_while_another_process_reads_one(open_: Open, s3: Store) -> None:
+    first = open_(keep_checkpoints=2)
+    lease = f"{first.remote.prefix}/readers/other"
+    s3.put(lease, b"")
+    for step in range(1, 5):
+        train(first, step)
+    assert len(keys(first, "manifests/")) == 4
+    s3.delete([lease])
+    train(first, 5)
+    assert len(keys(first, "manifests/")) == 2
+    assert begin(open_()) == 5 and not keys(first, "readers/")
+
+
+NOW = 10**6
+
+
+@given(
+    ages=st.dictionaries(st.integers(1, 30), st.integers(0, 20000), min_size=1),
+    number=st.integers(2, 5),
+    hours=st.sampled_from([0, 0.5, 2]),
+    data=st.data(),
+)
+def test_retention_keeps_latest_and_its_newest_predecessors(
+    ages: dict[int, int], number: int, hours: float, data: st.DataObject
+) -> None:
+    manifests = [Entry(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())]
+    latest = data.draw(st.sampled_from(manifests)).key
+    old = Retention(None, "", number, hours)._expired_manifests(latest, manifests, NOW)  # type: ignore[arg-type]
+    kept = [entry for entry in manifests if entry.key not in old]
+    previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
+    young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
+    assert [entry.key for entry in kept if entry.key <= latest] == [*young, latest]
+    assert all(entry.modified >= NOW - 3600 for entry in kept if entry.key > latest)
+
+
+def test_chunks_of_a_damaged_manifest_are_deleted_with_it(open_: Open, s3: Store) -> None:
+    first = open_(keep_checkpoints=2)
+    train(first, 1)
+    (key,) = keys(first, "manifests/")
+    s3.put(key, b"damaged")
+    fresh = Retention(s3, first.remote.prefix, 2, 0)
+    assert fresh._chunks(key) == [] == fresh._chunks(f"{first.remote.prefix}/manifests/gone")
+    chunks = set(keys(first, "chunks/"))
+    for step in (2, 3):
+        train(first, step)
+    assert key not in keys(first, "manifests/") and not chunks <= set(keys(first, "chunks/"))
+
+
+class RecordingStore:
+    """A store with objects of given ages, which records deletions."""
+
+    def __init__(self, **ages: dict[str, float]) -> None:
+        self.ages, self.deleted = ages, list[str]()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.deleted += keys
+
+    def list(self, prefix: str) -> Iterable[Entry]:
+        kind = prefix.split("/")[1]
+        return [
+            Entry(f"p/{kind}/{name}", 1, "", NOW - age)
+            for name, age in sorted(self.ages[kind].items())
+        ]
+
+
+def deleted_keys(
+    contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]
+) -> list[str]:
+    """Return the keys deleted after `latest` was written. `ages`: objects by kind, each with its
+    age in seconds."""
+    store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
+    chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
+    rule = Retention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
+    rule.keep(f"p/manifests/{latest}", contents[latest])
+    return store.deleted
+
+
+def test_a_reader_prevents_deletion_for_a_quarter_of_an_hour() -> None:
+    chunks = {"1": ["a"], "2": ["b"], "3": ["c"]}
+    manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
+    files = {"a": 20.0, "b": 10.0, "c": 0.0}
+    gone = ["p/manifests/1", "p/chunks/a"]
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 900.0}) == []
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [
+        *gone,
+        "p/readers/r",
+    ]
+    readers = {"dead": 901.0, "lives": 899.0}
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers=readers) == [
+        "p/readers/dead"
+    ]
+
+
+def test_chunks_of_an_unfinished_checkpoint_stay_for_an_hour() -> None:
+    chunks = {"1": ["a"], "2": ["a", "b"]}
+    manifests = {"1": 10.0, "2": 0.0}
+    files = {"a": 9000.0, "b": 0.0, "young": 3600.0, "orphan": 3601.0}
+    assert deleted_keys(chunks, "2", manifests=manifests, chunks=files) == ["p/chunks/orphan"]
+
+
+def test_a_chunk_that_a_kept_checkpoint_shares_with_an_expired_one_stays() -> None:
+    chunks = {"1": ["a", "x"], "2": ["b"], "3": ["a"]}
+    manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
+    files = {"a": 20.0, "x": 20.0, "b": 10.0}
+    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == [
+        "p/manifests/1",
+        "p/chunks/x",
+    ]
+
+
+def test_an_old_listing_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = {"1": ["a"], "2": ["b"], "3": ["c"]}
+    manifests = {"1": 9.0, "2": 8.0, "3": 0.0}
+    files = {"a": 9.0}
+    for seconds, gone in ((59.0, ["p/manifests/1", "p/chunks/a"]), (60.0, [])):
+        clock = iter([0.0, seconds, seconds])
+        monkeypatch.setattr(
+            checkpoint_retention, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock))
+        )
+        assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
+
+
+def test_an_unavailable_store_does_not_lose_the_list_of_chunks() -> None:
+    class UnavailableStore(RecordingStore):
+        def list(self, prefix: str) -> Iterable[Entry]:
+            raise StorageError("s3 is unavailable")
+
+    rule = Retention(UnavailableStore(), "p", 2, 0)  # type: ignore[arg-type]
+    rule.keep("p/manifests/1", ["a"])
+    assert rule._chunk_names == {"p/manifests/1": ["a"]}, "the next call deletes them"
+
+
+def test_keep_hours_is_exact_to_the_second() -> None:
+    manifests = [Entry(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))]
+    assert Retention(None, "", 9, 2)._expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 0)._expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]

@@ -1,0 +1,272 @@
+"""Durable checkpoints in a real object store: complete when written, verified when read; training
+never waits."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.errors import ConfigError
+from rekindle.storage import Store
+from rekindle.training.checkpoint import durable
+from rekindle.training.checkpoint.durable import RankSize
+from tests.chaos.faults import Proxy
+from tests.rekindle.training.saving import (
+    Events,
+    Open,
+    Stream,
+    begin,
+    equal,
+    finish_upload,
+    keys,
+    soon,
+    store_behind,
+    train,
+    update,
+)
+
+
+def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Events) -> None:
+    first = open_(data=Stream())
+    second = open_(data=Stream())
+    assert begin(first) == 0
+    first.loader.data.position = 42
+    train(first, 5)
+    assert begin(second) == 5 and equal(first, second)
+    assert second.loader.data.position == 42
+    assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
+        ("restored", "none", 0),
+        ("checkpoint", None, 5),
+        ("restored", "durable", 5),
+    ]
+
+
+def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) -> None:
+    first = open_()
+    train(first, 1)
+    existing = set(keys(first, "chunks"))
+    again = open_()
+    begin(again)
+    train(again, 2)
+    uploaded = [fields["uploaded"] for name, fields in events if name == "checkpoint"]
+    assert uploaded[0] == 4 * first.state.memory.numel()
+    assert 0 < uploaded[1] <= 1024 * len(set(keys(again, "chunks")) - existing) < uploaded[0]
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True)
+)
+def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
+    open_: Open, events: Events, capsys: pytest.CaptureFixture[str], damage: str, position: float
+) -> None:
+    first = open_()
+    begin(first)
+    train(first, first.state.step + 1)
+    older = first.state.step
+    whole = first.state.memory.clone()
+    store = first.remote.store
+    existing = set(keys(first))
+    train(first, older + 1)
+    new = sorted(
+        {*(key for key in keys(first) if key not in existing), f"{first.remote.prefix}/latest"}
+    )
+    key = new[int(position * len(new))]
+    data = bytearray(store.get(key))
+
+    if damage == "remove":
+        store.delete([key])
+    else:
+        offset = int(position * len(data))
+        data[offset] ^= 1
+        store.put(key, data if damage == "flip" else data[:offset])
+
+    again = open_()
+    capsys.readouterr()
+    events.clear()
+    begin(again)
+    log = capsys.readouterr().err
+
+    if again.state.step == older:
+        assert torch.equal(again.state.memory, whole)
+        assert key.rsplit("/", 1)[1] in log
+        assert any(name == "torn" for name, _ in events)
+    else:
+        assert key.endswith("/latest") and equal(again, first)
+
+    train(again, older + 1)  # the same step again, without damage
+    last = open_()
+    begin(last)
+    assert equal(last, again)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chunks": []}, "it has 0 chunks for"),
+        ({"chunks": [{}]}, "chunks.0: Input should be a valid string"),
+        ({"chunks": ["../../latest"]}, "chunks.0: it has the wrong form"),
+        ({"chunk": 0}, "chunk: Input should be greater than 0"),
+        ({"step": 10**30}, "step: Input should be less than"),
+        ({"step": 7}, "its name says step 1, but its manifest says step 7"),
+        ({"loader": "x"}, "its loader state cannot be read"),
+        ({"facts": {}}, "facts.trained_seconds: Field required"),
+    ],
+)
+def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
+    open_: Open, capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+) -> None:
+    first = open_()
+    begin(first)
+    train(first, 1)
+    store, (key,) = first.remote.store, keys(first, "manifests/")
+    forged = json.dumps(json.loads(store.get(key)) | change).encode()
+    invalid = (
+        f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
+    )
+    store.put(invalid, forged)
+    store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
+    again = open_()
+    assert begin(again) == 1 and equal(again, first), "the intact manifest is used instead"
+    assert reason in capsys.readouterr().err
+    train(again, 2)
+    last = open_()
+    assert begin(last) == 2 and equal(last, again)
+
+
+def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> None:
+    first = open_()
+    train(first, 5)
+    existing = set(keys(first, "chunks/"))
+    train(first, 6)
+    key = next(key for key in keys(first, "chunks/") if key not in existing)
+    first.remote.store.put(key, b"damaged")
+    finder = open_()
+    heir = open_()
+    assert begin(finder) == 5
+    train(heir, 6)  # it has received the state of the finder, which is killed now
+    last = open_()
+    assert begin(last) == 6 and equal(last, heir)
+
+
+def test_all_members_of_a_group_upload_their_share(
+    open_: Open, events: Events, capfd: pytest.CaptureFixture[str]
+) -> None:
+    members = [open_() for _ in range(3)]
+    for rank in (2, 1, 0):
+        update(members[rank], 7)
+        members[rank].keep(RankSize(rank, 3), durable=True)
+        if rank:
+            assert finish_upload(members[rank])
+            # number of uploaded chunks, of 10
+            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]
+    assert finish_upload(members[0])
+    last = open_()
+    assert begin(last) == 7 and equal(last, members[0])
+    assert [name for name, _ in events].count("checkpoint") == 1
+
+
+def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
+    open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "STALL_TIMEOUT_S", 0.3)
+    members = [open_() for _ in range(3)]
+    for rank in (0, 2):
+        update(members[rank], 7)
+        members[rank].keep(RankSize(rank, 3), durable=True)
+    assert finish_upload(members[0])
+    last = open_()
+    assert begin(last) == 7 and equal(last, members[0])
+
+
+def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
+    open_: Open,
+) -> None:
+    members = [open_() for _ in range(2)]
+    for rank in (0, 1):
+        assert not members[rank].due()
+        update(members[rank], 7)
+    members[1].keep(RankSize(1, 2), durable=True)  # rank 0 is killed here
+    assert finish_upload(members[1]) and not keys(members[1], "manifests/")
+    assert members[1].due()
+    update(members[1], 8)
+    members[1].keep(RankSize(0, 1), durable=True)
+    assert finish_upload(members[1]) and not members[1].due()
+    last = open_()
+    assert begin(last) == 8
+
+
+def test_another_runs_checkpoints_are_rejected_and_unchanged(
+    open_: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = open_()
+    train(first, 3)
+    objects = {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
+    for other in (open_(identity="cd" * 32), open_(width=41)):
+        with pytest.raises(ConfigError, match="belongs to another run"):
+            begin(other)
+        update(other, 9)  # another run must not write there, either
+        assert not other.flush(RankSize(0, 1), soon)
+        assert "belongs to another run" in capsys.readouterr().err
+    assert objects == {
+        entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
+    }
+
+
+def test_an_outdated_process_does_not_move_latest_back(open_: Open) -> None:
+    outdated = open_()
+    current = open_()
+    for process in (outdated, current):
+        begin(process)
+    train(outdated, 1)
+    train(current, 5)
+    train(outdated, 2)
+    last = open_()
+    assert begin(last) == 5
+
+
+@pytest.mark.parametrize("fault", ["refuse", "reset", "throttle", "hang", "slow", "deaf"])
+def test_a_failing_store_neither_delays_training_nor_loses_state(
+    open_: Open, s3: Store, proxy: Proxy, fault: str
+) -> None:
+    checkpoints = open_(store=store_behind(proxy, s3))
+    begin(checkpoints)
+    proxy.fault(fault, 1.0)
+    update(checkpoints, 1)
+    checkpoints.keep(RankSize(0, 1), durable=True)
+    update(checkpoints, 2)  # training continues immediately
+    assert not checkpoints.due()  # and does not request a second checkpoint
+    assert finish_upload(checkpoints)
+    last = open_()
+    assert begin(last) == 1
+
+
+def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
+    open_: Open, s3: Store, proxy: Proxy
+) -> None:
+    member = open_(store=store_behind(proxy, s3))
+    proxy.fault("hang", 2.0)
+    for step in (1, 2, 3):
+        update(member, step)
+        member.keep(RankSize(1, 2), durable=True)
+    assert member._busy and member._upload and member._upload.step == 1
+
+
+def test_starting_workers_wait_for_an_unavailable_store(
+    open_: Open, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(open_(), 4)
+    late = open_(store=store_behind(proxy, s3))
+    proxy.fault("refuse", 1.0)
+    assert begin(late) == 4
+    assert "waiting for the object store, for the newest checkpoint" in capsys.readouterr().err
+    proxy.fault("refuse", 60.0)
+    leaving = open_(store=store_behind(proxy, s3))
+    leaving.leaving.set()
+    with pytest.raises(SystemExit) as ended:
+        begin(leaving)
+    assert ended.value.code == 143

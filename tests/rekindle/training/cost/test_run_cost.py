@@ -1,0 +1,200 @@
+"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its
+manifest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import project
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.training.cost import pod_requests, tariff
+from rekindle.training.cost.prices import FILE, Prices
+from rekindle.training.cost.run_cost import run_costs
+
+GPU_SPOT = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
+EXAMPLE = Prices.load(project.REFERENCE / "template")
+assert EXAMPLE
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A manifest that was rendered with the example prices."""
+    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    monkeypatch.chdir(tmp_path)
+    return render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", GPU_SPOT).config)
+
+
+def pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> dict[str, Any]:
+    times = {
+        "startedAt": f"2026-01-01T00:00:{start:02d}Z",
+        "finishedAt": f"2026-01-01T00:00:{end:02d}Z",
+    }
+    parameters = [{"name": key, "value": value} for key, value in outputs.items()]
+    node = {
+        "name": name,
+        "type": "Pod",
+        "templateName": template,
+        "outputs": {"parameters": parameters},
+    }
+    return {name: node | times}
+
+
+def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[str, Any]):
+    nodes = pod_node("w.prepare(0)", "prepare", 0, 10) | pod_node("w.prepare(1)", "prepare", 20, 40)
+    nodes.update(
+        pod_node("w.train", "train", 40, 50) | pod_node("w.ship.release", "release", 50, 56)
+    )
+    nodes.update(
+        pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
+    )
+    nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
+    recorded = tariff.recorded_manifest(manifest)
+    prices = tariff.prices_of(recorded)
+    assert prices == EXAMPLE and prices
+    costs = run_costs({"nodes": nodes}, recorded, prices)
+
+    assert costs["steps"] == {
+        "prepare": pytest.approx(30 * (2 * 0.0218 + 8 * 0.0029) / 3600),
+        "ship.release": pytest.approx(6 * (0.0218 + 2 * 0.0029) / 3600),
+        "onExit.report": pytest.approx((0.25 * 0.0218 + 0.0029) / 3600),
+        "train": 1.5,
+    }
+
+    assert costs["total"] == pytest.approx(sum(costs["steps"].values()))
+    assert costs["words"].startswith(
+        "1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, "
+    )
+    assert run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
+    assert run_costs({"nodes": nodes}, recorded, None) == {}
+
+
+JOB = """
+kind: {kind}
+spec:
+  {field}:
+    Master: {{replicas: 1, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 2}}}}}}]}}}}}}
+    Worker: {{replicas: {workers}, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 1}}}}}}]}}}}}}
+"""
+BATCH = """
+kind: {kind}
+spec: {{parallelism: {workers}, template: {{spec: {{containers: [{{resources: {{requests: {{cpu: 1}}}}}}]}}}}}}
+"""
+HOURLY = Prices.parse(
+    {
+        "currency": "EUR",
+        "default": "cpu",
+        "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}},
+    },
+    FILE,
+)  # a CPU costs 1 a second
+
+
+def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
+    """Return the costs of a run whose step `train` applied a job, in two attempts of the pod that
+    waits for it."""
+    template = {"name": "train", "resource": {"action": action, "manifest": text}}
+    nodes = pod_node("w.train(0)", "train", 0, 10) | pod_node("w.train(1)", "train", 20, 30)
+    for node in nodes.values():
+        node["inputs"] = {"parameters": [{"name": "workers", "value": "3"}]}
+    manifest = {"spec": {"templates": [template]}} | more
+    return run_costs({"nodes": nodes}, manifest, HOURLY)["steps"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "OtherJob"]
+)
+def test_a_job_without_ledger_costs_all_its_replicas_for_the_time_of_its_step(kind: str):
+    text = JOB.format(kind=kind, field="replicaSpecs", workers=3)
+    assert job_cost(text) == {"train": 30 * (2 + 3)}, (
+        "the job continues while its watcher is replaced"
+    )
+
+
+def test_the_number_of_replicas_may_be_an_input_of_the_step():
+    workers = "{{inputs.parameters.workers}}"
+    assert job_cost(BATCH.format(kind="Job", workers=workers)) == {"train": 30 * 3}
+
+
+def test_only_pods_that_end_with_the_step_are_part_of_its_cost():
+    assert job_cost(BATCH.format(kind="Deployment", workers=3)) == {}
+    assert job_cost(BATCH.format(kind="Job", workers=3), action="delete") == {}
+
+
+@pytest.mark.parametrize("config", ["trees", "mpi"])
+def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
+    rendered = render_manifest(
+        load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config
+    )
+    name = {"trees": "train-trees", "mpi": "train"}[config]
+    nodes = pod_node(f"w.{name}(0)", name, 0, 10) | pod_node(
+        "w.train-network(0)", "train-network", 0, 10
+    )
+    (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
+    assert EXAMPLE
+    expected = sum(
+        item.count * EXAMPLE.pod_cost(item.pod, 10)
+        for item in pod_requests.object_replicas(template)
+    )
+    costs = run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
+    assert costs == {name: pytest.approx(expected)}, (
+        "a training with a ledger is charged by its ledger"
+    )
+    assert expected > 0
+
+
+def test_a_step_of_a_workflow_template_is_part_of_the_cost():
+    template = {"name": "work", "container": {"resources": {"requests": {"cpu": 1}}}}
+    nodes = pod_node("w.a", "", 0, 10)
+    nodes["w.a"]["templateRef"] = {"name": "shared", "template": "work"}
+    manifest = {"spec": {}, "storedTemplates": {"namespaced/shared/work": template}}
+    assert run_costs({"nodes": nodes}, manifest, HOURLY)["steps"] == {"a": 10}
+
+
+def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dict[str, Any]):
+    (train,) = [
+        template for template in manifest["spec"]["templates"] if template["name"] == "train"
+    ]
+    leader = 0.25 * 0.0218 + 0.5 * 0.0029
+    assert EXAMPLE
+    replicas = pod_requests.object_replicas(train)
+    spot, on_demand = (
+        sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas)
+        for is_spot in (None, False)
+    )
+    assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
+    assert on_demand == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordinator(backend: str):
+    sets = [*GPU_SPOT, f"cluster.backend={backend}", "cluster.harvest=true"]
+    manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
+    found = tariff.tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
+    role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
+    assert list(found.workers) == [role, ""]
+    assert found.worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
+    assert found.worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
+    assert found.coordinator and found.coordinator.gib == 0.5
+    assert tariff.tariffs(manifest, None, ["train"]) == {}
+
+
+def test_the_trials_of_a_sweep_are_charged_like_workers():
+    config = load_config(
+        "configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]
+    ).config
+    found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
+    assert found and found.prices.classify(found.worker_pod("rank0")) == "l4"
+    assert found.prices.is_spot(found.worker_pod("rank0"))
+
+
+@pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])
+def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text: str):
+    workflow = {
+        "metadata": {},
+        "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}},
+    }
+    assert tariff.recorded_manifest(workflow) is workflow
+    assert tariff.prices_of(workflow) is None
