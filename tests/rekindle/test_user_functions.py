@@ -242,6 +242,7 @@ def run_prepare(workload: str, stage: Stage) -> int:
 
 def run_evaluate(workload: str, stage: Stage) -> int:
     model = stage.make_release(workload)
+    (model / "dataset.json").unlink()  # only a release has the facts of its dataset
     return main(
         [
             "steps.evaluate",

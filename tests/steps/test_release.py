@@ -123,9 +123,8 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
 ) -> None:
     losses = {1: 0.1 + 0.2, 2: 1 / 3}
     (artifacts["model"] / "curve.json").write_text(json.dumps(sorted(losses.items())))
-    manifest = {
-        "spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}
-    }
+    container = {"args": ["steps.prepare", "--x=steps.digits"]}
+    manifest = {"spec": {"templates": [{"name": "prepare", "container": container}]}}
     config = {"data": {"source": "rows.csv"}}
     parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps(config), "rows": "7"}
     listed = [{"name": key, "value": value} for key, value in parameters.items()]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ def test_the_end_of_a_run_trims_the_cache(
     from rekindle.cache import entries
 
     entries.remove(s3, entries.entries(s3))
+    made = time.time() - 10
 
     for number in range(3):
         at = f"w-trim/t{number}"
@@ -80,7 +82,7 @@ def test_the_end_of_a_run_trims_the_cache(
         entries.record(
             s3,
             entries.Entry(
-                f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number
+                f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, made + number
             ),
         )
 
