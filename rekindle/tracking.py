@@ -351,29 +351,47 @@ def register(
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
-    found_versions = _versions(
-        f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}", name
-    )
-    versions = [
-        version for version in found_versions if mapping(version.get("tags")).get(URI) == uri
-    ]
-    tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
+    content = {
+        "name": name,
+        "source": source,
+        "run_id": run_id,
+        "tags": _pairs({**tags, URI: uri, SHA256: sha256}),
+    }
 
-    for existing in sorted(versions, key=lambda version: int(version["version"])):
-        if REMOVED not in mapping(existing.get("tags")):
+    while True:
+        for number in _registered_numbers(name, uri, source):
             # from now on, retention keeps the version
-            _set_alias(name, CANDIDATE, existing["version"])
-            found = _get(
-                "model-versions/get", "model_version", name=name, version=existing["version"]
-            )
+            _set_alias(name, CANDIDATE, number)
+            found = _get("model-versions/get", "model_version", name=name, version=number)
             if found and REMOVED not in mapping(found.get("tags")):
                 return _release(found)
 
-    content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
-    version = _post("model-versions/create", content)["model_version"]
-    _set_alias(name, CANDIDATE, version["version"])
+        version = _post("model-versions/create", content)["model_version"]
+        number = version["version"]
+        # another process may have registered the same files since the search: the first one counts
+        earlier_numbers = [
+            other for other in _registered_numbers(name, uri, source) if int(other) < int(number)
+        ]
+        if not earlier_numbers:
+            _set_alias(name, CANDIDATE, number)
+            return _release(version)
 
-    return _release(version)
+        delete = {"name": name, "version": number}
+        _request("DELETE", "mlflow/model-versions/delete", json=delete)
+
+
+def _registered_numbers(name: str, uri: str, source: str) -> list[str]:
+    """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
+    that are being removed."""
+    search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
+    numbers = []
+
+    for version in _versions(search_filter, name):
+        tags = mapping(version.get("tags"))
+        if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
+            numbers.append(version["version"])
+
+    return sorted(numbers, key=int)
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
@@ -419,7 +437,14 @@ def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
-    _post("registered-models/alias", {"name": name, "alias": alias, "version": version})
+    content = {"name": name, "alias": alias, "version": version}
+    try:
+        _post("registered-models/alias", content)
+    except RequestRefused as error:
+        # MLflow's answer if another process sets an alias for the first time at the same moment
+        if error.code != "BAD_REQUEST":
+            raise
+        _post("registered-models/alias", content)
 
 
 def _release(version: dict[str, Any]) -> Release:
