@@ -24,7 +24,7 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
 from rekindle.blocks.dependencies import PHASES, after_all, after_any
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
-from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter
 from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, notification
@@ -316,7 +316,7 @@ class Pipeline(References):
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         inputs.update({name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")})
-        recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
+        recorded = {name: parameter(name) for name in ("config", "manifest", CACHED, BACKFILL)}
 
         if self.is_tracked:
             report = [step("steps.report", inputs=inputs | recorded | {"ledgers": ledgers}).name]

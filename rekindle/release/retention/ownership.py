@@ -139,11 +139,18 @@ def begin(
 
 
 def end(
-    store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool, run_id: str = ""
+    store: Store,
+    workflow: Mapping[str, Any],
+    pipeline: str,
+    succeeded: bool,
+    run_id: str = "",
+    *,
+    counted: bool = True,
 ) -> None:
     """Record the end of a run, and its record `run_id` in MLflow. Raises StorageError.
 
-    A run that has not marked its folder owns it only if its name was generated.
+    A run that has not marked its folder owns it only if its name was generated. `counted`: False
+    for a run of a backfill, also if its mark does not say it.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -156,10 +163,14 @@ def end(
             whole = is_generated(workflow["metadata"])
             mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
 
-        change = {"number": _next_number(store), "ended": time.time(), "succeeded": succeeded}
-        if _write(
-            store, run, mark.model_copy(update={**change, "run_id": run_id or mark.run_id}), etag
-        ):
+        change = {
+            "number": _next_number(store),
+            "ended": time.time(),
+            "succeeded": succeeded,
+            "counted": mark.counted and counted,
+            "run_id": run_id or mark.run_id,
+        }
+        if _write(store, run, mark.model_copy(update=change), etag):
             return
 
 

@@ -640,10 +640,16 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
 
 
-def report_end(runs: Runs, name: str, **limits: float) -> None:
+def report_end(runs: Runs, name: str, backfill: str = "", **limits: float) -> None:
     config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER}
     report.run(
-        report.Inputs(workflow=name, status="Succeeded", experiment=runs.pipeline, config=config)
+        report.Inputs(
+            workflow=name,
+            status="Succeeded",
+            experiment=runs.pipeline,
+            config=config,
+            backfill=backfill,
+        )
     )
 
 
@@ -1163,6 +1169,22 @@ def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     for week in weeks:
         remove_tag(runs, week, tracking.BACKFILL)
     report_end(runs, last, keep_runs=2)
+    assert runs.places(old) == EVERYWHERE
+
+
+def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    old = runs.make()
+    weeks = [runs.make() for _ in range(3)]
+    belong_to_the_store(runs, old)
+    # their `prepare`, which writes the mark, was cached before the run
+    runs.store.delete([ownership.key_of(RunName(week)) for week in weeks])
+    for week in weeks:
+        report_end(runs, week, backfill="true")
+
+    report_end(runs, runs.make(), keep_runs=2)
     assert runs.places(old) == EVERYWHERE
 
 
