@@ -79,9 +79,7 @@ def test_the_end_of_a_run_trims_the_cache(
         artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
         entries.record(
             s3,
-            entries.Entry(
-                f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number
-            ),
+            entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0),
         )
 
     s3.put(f"cache-code/{0:064}", b"{}")  # the files of code that no entry refers to

@@ -1240,7 +1240,7 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
 
 
-@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*"])
+@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*", "/prep"])
 def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     runs: Runs, path: str
 ) -> None:
@@ -1248,6 +1248,18 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
     tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}{path}")})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.places(source)
+
+
+@pytest.mark.parametrize("address", ["S3://{}/{}/prepare/out", "s3://{}//{}/prepare/out"])
+def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
+    runs: Runs, address: str
+) -> None:
+    source = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": address.format(runs.store.bucket, source)})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 
