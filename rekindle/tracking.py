@@ -6,6 +6,7 @@ because steps are retried. Failures raise TrackingError with the server and the 
 uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, TrackingError, say, without_user
+from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
 from rekindle.names import (
     ArtifactKey,
@@ -30,6 +31,7 @@ from rekindle.names import (
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
+STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
 # prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
@@ -62,6 +64,7 @@ NOTE = "mlflow.note.content"  # tag of a run: its description
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
+MAX_SAME_NAMES = 1000  # number of runs with the same name
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
 NUMBER = re.compile("[0-9]{1,9}")  # a number of releases in a tag
 MAX_PARAM_LENGTH = 6000
@@ -98,7 +101,9 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
     if run_id:
         return run_id
 
-    tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
+    own_store = _own_store()
+    store_tags = {STORE_TAG: own_store} if own_store else {}
+    tag_pairs = _pairs({**(tags or {}), **store_tags, WORKFLOW: workflow})
     run = {
         "experiment_id": _experiment_id(experiment),
         "run_name": workflow,
@@ -109,13 +114,35 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
-    """Return the id of the (first) run of `workflow`, or None."""
-    runs = _runs(
-        _experiment_ids(experiment), "start_time", condition(f"tags.`{WORKFLOW}`", workflow)
-    )
-    if runs:
-        return runs[0]["info"]["run_id"]
+    """Return the id of the (first) run of `workflow`, or None.
+
+    Several object stores may share MLflow, and have workflows of the same name, such as those of a
+    schedule: a run that another store has recorded is passed over.
+    """
+    run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
+    for run in _runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
+        recorded_store = mapping(run["data"].get("tags")).get(STORE_TAG, "")
+        if not recorded_store or _own_store() in ("", recorded_store):
+            return run["info"]["run_id"]
     return None
+
+
+def _own_store() -> str:
+    """Return the id of the object store of this process; "" without one, or if it is
+    unavailable."""
+    bucket = os.environ.get("S3_BUCKET", "")
+    try:
+        return _read_store_id(bucket, os.environ.get("S3_ENDPOINT_URL", "")) if bucket else ""
+    except RekindleError:
+        return ""
+
+
+@cache
+def _read_store_id(bucket: str, endpoint: str) -> str:
+    # imported in this function: it needs the client of the object store
+    from rekindle.storage import Store, store_id
+
+    return store_id(Store(bucket, endpoint or None, short_retries=True))
 
 
 def last_start(experiment: str) -> float:

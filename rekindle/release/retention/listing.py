@@ -36,10 +36,10 @@ from rekindle.release import origin, promotion
 from rekindle.release.files import read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
-from rekindle.release.retention.ownership import Mark, store_id
-from rekindle.storage import NotFound, Store
+from rekindle.release.retention.ownership import Mark
+from rekindle.storage import NotFound, Store, store_id
+from rekindle.tracking import STORE_TAG
 
-STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000

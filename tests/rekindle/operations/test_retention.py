@@ -661,9 +661,7 @@ def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
         for phase in ("Succeeded", "Succeeded", "Failed", "Running", "Succeeded", "Succeeded")
     ]
     # the second run belongs to another store, or to an earlier Rekindle
-    for name in (names[0], *names[2:]):
-        run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+    remove_tag(runs, names[1], listing.STORE_TAG)
 
     report_end(runs, names[-1], keep_runs=2)
     assert all("mlflow" in runs.places(name) for name in names), (
@@ -1144,6 +1142,28 @@ def remove_tag(runs: Runs, name: str, tag: str) -> None:
     """Remove a tag of a run, as every client of MLflow can."""
     run_id = tracking.find_run(runs.pipeline, name)
     request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
+
+
+def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
+    runs: Runs, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = runs.make()
+    record = tracking.find_run(runs.pipeline, name)
+    report_end(runs, name)
+
+    bucket = f"other-{uuid.uuid4().hex[:8]}"
+    s3.client.create_bucket(Bucket=bucket)
+    monkeypatch.setenv("S3_BUCKET", bucket)
+    other = tracking.start_run(runs.pipeline, name)
+    report_end(runs, name)
+    assert tracking.find_run(runs.pipeline, name) == other != record
+
+    # the run of the other store stays
+    monkeypatch.setenv("S3_BUCKET", s3.bucket)
+    assert tracking.find_run(runs.pipeline, name) == record
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.places(name) == set()
+    assert tracking.tags_of(other)[tracking.WORKFLOW] == name
 
 
 def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
