@@ -180,7 +180,7 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
         "model_sha256": hashes["model.safetensors"],
     }
 
-    commit(store, prefix, about | {"files": hashes})
+    commit(store, prefix, release, about | {"files": hashes})
     folders = {
         "PYTHONPATH": f"{os.getcwd()}:{release.parent}",
         "REKINDLE_PATH": str(release.parent),

@@ -9,6 +9,7 @@ An instance of a type is always valid: a value that is not valid raises InvalidN
 """
 
 import re
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from argolocal.common.checked_names import (
@@ -31,9 +32,11 @@ __all__ = [
     "ObjectName",
     "PathName",
     "RunName",
+    "S3Address",
     "TaskName",
     "TaskReference",
     "Version",
+    "parse_s3_address",
     "show",
     "split_address",
 ]
@@ -45,6 +48,25 @@ def split_address(text: str) -> SplitResult:
         return urlsplit(text)
     except ValueError:  # the host starts with [, but is not an address of IPv6
         return urlsplit("")
+
+
+class S3Address(NamedTuple):
+    """The bucket of an object, and its key or the common beginning of several keys."""
+
+    bucket: str
+    key: str
+
+
+def parse_s3_address(text: str) -> S3Address | None:
+    """Return the parts of s3://BUCKET/KEY; None for an address of another kind.
+
+    A key may contain # and ?, which `urlsplit` would cut off.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme.lower() != "s3":
+        return None
+    bucket, _, key = rest.partition("/")
+    return S3Address(bucket, key.lstrip("/"))
 
 
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; neither "." nor ".."

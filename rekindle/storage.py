@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,6 +33,7 @@ from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, 
 from rekindle.keys import FREE_BYTES
 
 THREADS = 8  # number of parallel transfers; more do not help with one endpoint
+STORE_ID_KEY = "store-id"  # object with a random id of the object store
 LOADER = create_loader()  # shared by all Stores, since parsing the description of S3 takes 0.1 s
 REFUSED_CODES = {
     "403",
@@ -329,6 +331,15 @@ class Store:
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
                 f" ({reason}). Check S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
+
+
+def store_id(store: Store) -> str:
+    """Return the id of the object store; create it if it is missing. Raises StorageError."""
+    with suppress(NotFound):
+        return store.get(STORE_ID_KEY).decode(errors="replace")
+    with suppress(Conflict):
+        store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
+    return store.get(STORE_ID_KEY).decode(errors="replace")
 
 
 class _Body(io.RawIOBase):

@@ -6,6 +6,7 @@ because steps are retried. Failures raise TrackingError with the server and the 
 uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, TrackingError, say, without_user
+from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
 from rekindle.mlflow_api import RequestRefused, address, condition, request
 from rekindle.names import (
     ArtifactKey,
@@ -30,6 +31,7 @@ from rekindle.names import (
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
+STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
 # prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
@@ -62,6 +64,7 @@ NOTE = "mlflow.note.content"  # tag of a run: its description
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
+MAX_SAME_NAMES = 1000  # number of runs with the same name
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
 NUMBER = re.compile("[0-9]{1,9}")  # a number of releases in a tag
 MAX_PARAM_LENGTH = 6000
@@ -98,7 +101,9 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
     if run_id:
         return run_id
 
-    tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
+    own_store = _own_store()
+    store_tags = {STORE_TAG: own_store} if own_store else {}
+    tag_pairs = _pairs({**(tags or {}), **store_tags, WORKFLOW: workflow})
     run = {
         "experiment_id": _experiment_id(experiment),
         "run_name": workflow,
@@ -109,13 +114,35 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
-    """Return the id of the (first) run of `workflow`, or None."""
-    runs = _runs(
-        _experiment_ids(experiment), "start_time", condition(f"tags.`{WORKFLOW}`", workflow)
-    )
-    if runs:
-        return runs[0]["info"]["run_id"]
+    """Return the id of the (first) run of `workflow`, or None.
+
+    Several object stores may share MLflow, and have workflows of the same name, such as those of a
+    schedule: a run that another store has recorded is passed over.
+    """
+    run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
+    for run in _runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
+        recorded_store = mapping(run["data"].get("tags")).get(STORE_TAG, "")
+        if not recorded_store or _own_store() in ("", recorded_store):
+            return run["info"]["run_id"]
     return None
+
+
+def _own_store() -> str:
+    """Return the id of the object store of this process; "" without one, or if it is
+    unavailable."""
+    bucket = os.environ.get("S3_BUCKET", "")
+    try:
+        return _read_store_id(bucket, os.environ.get("S3_ENDPOINT_URL", "")) if bucket else ""
+    except RekindleError:
+        return ""
+
+
+@cache
+def _read_store_id(bucket: str, endpoint: str) -> str:
+    # imported in this function: it needs the client of the object store
+    from rekindle.storage import Store, store_id
+
+    return store_id(Store(bucket, endpoint or None, short_retries=True))
 
 
 def last_start(experiment: str) -> float:
@@ -351,29 +378,47 @@ def register(
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
-    found_versions = _versions(
-        f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}", name
-    )
-    versions = [
-        version for version in found_versions if mapping(version.get("tags")).get(URI) == uri
-    ]
-    tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
+    content = {
+        "name": name,
+        "source": source,
+        "run_id": run_id,
+        "tags": _pairs({**tags, URI: uri, SHA256: sha256}),
+    }
 
-    for existing in sorted(versions, key=lambda version: int(version["version"])):
-        if REMOVED not in mapping(existing.get("tags")):
+    while True:
+        for number in _registered_numbers(name, uri, source):
             # from now on, retention keeps the version
-            _set_alias(name, CANDIDATE, existing["version"])
-            found = _get(
-                "model-versions/get", "model_version", name=name, version=existing["version"]
-            )
+            _set_alias(name, CANDIDATE, number)
+            found = _get("model-versions/get", "model_version", name=name, version=number)
             if found and REMOVED not in mapping(found.get("tags")):
                 return _release(found)
 
-    content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
-    version = _post("model-versions/create", content)["model_version"]
-    _set_alias(name, CANDIDATE, version["version"])
+        version = _post("model-versions/create", content)["model_version"]
+        number = version["version"]
+        # another process may have registered the same files since the search: the first one counts
+        earlier_numbers = [
+            other for other in _registered_numbers(name, uri, source) if int(other) < int(number)
+        ]
+        if not earlier_numbers:
+            _set_alias(name, CANDIDATE, number)
+            return _release(version)
 
-    return _release(version)
+        delete = {"name": name, "version": number}
+        _request("DELETE", "mlflow/model-versions/delete", json=delete)
+
+
+def _registered_numbers(name: str, uri: str, source: str) -> list[str]:
+    """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
+    that are being removed."""
+    search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
+    numbers = []
+
+    for version in _versions(search_filter, name):
+        tags = mapping(version.get("tags"))
+        if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
+            numbers.append(version["version"])
+
+    return sorted(numbers, key=int)
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
@@ -419,7 +464,14 @@ def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
-    _post("registered-models/alias", {"name": name, "alias": alias, "version": version})
+    content = {"name": name, "alias": alias, "version": version}
+    try:
+        _post("registered-models/alias", content)
+    except RequestRefused as error:
+        # MLflow's answer if another process sets an alias for the first time at the same moment
+        if error.code != "BAD_REQUEST":
+            raise
+        _post("registered-models/alias", content)
 
 
 def _release(version: dict[str, Any]) -> Release:

@@ -103,7 +103,7 @@ def run(inputs: Inputs) -> Outputs:
         "described": describing_hashes(folder),
     }
 
-    commit(store, prefix, record)
+    commit(store, prefix, folder, record)
 
     tags = {
         "rekindle.model_uri": prefix,

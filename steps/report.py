@@ -60,6 +60,10 @@ class Inputs(StepInputs):
     cached: dict[str, Any] = Field(
         default_factory=dict, description="earlier runs whose outputs were reused, by task"
     )
+    backfill: str = Field(
+        default="",
+        description="if not empty, this is the run of a backfill, which `keep_runs` does not count",
+    )
 
 
 class CachedTask(Document):
@@ -231,8 +235,10 @@ def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
 
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
     store = Store.from_env().short_retries()
+    succeeded = inputs.status == "Succeeded"
+    counted = not inputs.backfill
     ownership.end(
-        store, {"metadata": metadata}, inputs.experiment, inputs.status == "Succeeded", run_id
+        store, {"metadata": metadata}, inputs.experiment, succeeded, run_id, counted=counted
     )
 
 

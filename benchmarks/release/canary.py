@@ -117,7 +117,15 @@ def copy_release(name: str, prefix: str) -> str:
     commit(
         store,
         copy,
-        record | {"name": "digits", "version": version, "files": hashes, "workload": workload},
+        Path(),
+        record
+        | {
+            "described": {},
+            "name": "digits",
+            "version": version,
+            "files": hashes,
+            "workload": workload,
+        },
     )
     return copy
 

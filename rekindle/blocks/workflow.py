@@ -33,7 +33,7 @@ from rekindle.blocks.dag_scope import (
 )
 from rekindle.blocks.dependencies import PHASES, after_all, after_any
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
-from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter
 from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, notification
@@ -335,7 +335,7 @@ class Pipeline(References):
 
         report: list[str] = []
         if self.is_tracked:
-            recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
+            recorded = {name: parameter(name) for name in ("config", "manifest", CACHED, BACKFILL)}
             report.append(step("steps.report", inputs=inputs, **recorded, ledgers=ledgers).name)
 
         notify = self.config.notify

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
 from rekindle.errors import RekindleError
-from rekindle.names import split_address
+from rekindle.names import parse_s3_address, split_address
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
 if TYPE_CHECKING:
@@ -106,19 +106,21 @@ def key(facts: Facts) -> str:
 def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
     """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI.
     Raises UnknownKey."""
-    parts = split_address(uri)
-    if parts.scheme == "s3":
-        prefix = parts.path.lstrip("/")
-        objects = find_objects(open_bucket(parts.netloc), prefix)
+    address = parse_s3_address(uri)
+    if address:
+        objects = find_objects(open_bucket(address.bucket), address.key)
 
-        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
+        entries = [
+            [entry.key.removeprefix(address.key), entry.size, entry.etag] for entry in objects
+        ]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(to_json(entries).encode()).hexdigest()
 
-    if parts.scheme in ("http", "https", "ftp"):
+    scheme = split_address(uri).scheme
+    if scheme in ("http", "https", "ftp"):
         raise UnknownKey(f"it cannot be verified that {uri} is unchanged")
-    if "://" in uri and parts.scheme != "file":
+    if "://" in uri and scheme != "file":
         return uri
 
     path = Path(uri.removeprefix("file://"))

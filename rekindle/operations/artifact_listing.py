@@ -3,11 +3,10 @@
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
-from rekindle.names import RunName
+from rekindle.names import RunName, parse_s3_address
 from rekindle.release.retention.ownership import key_of
 
 
@@ -64,9 +63,10 @@ def put(home: Path, path: Path, uri: str) -> str:
         )
 
     store = LocalCluster(home).store()
-    parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))
-    if parts.scheme != "s3" or parts.netloc != store.bucket or not parts.path.strip("/"):
+    target = uri or store.uri(f"data/{path.resolve().name}")
+    address = parse_s3_address(target)
+    if not address or address.bucket != store.bucket or not address.key.strip("/"):
         raise ConfigError(f"{uri} is not a valid target: it must be s3://{store.bucket}/KEY.")
 
-    store.upload(path, parts.path.strip("/"))
-    return parts.geturl()
+    store.upload(path, address.key.strip("/"))
+    return target

@@ -49,7 +49,7 @@ from rekindle.documents import (
     read_object,
     seal,
 )
-from rekindle.errors import DataError
+from rekindle.errors import Conflict, DataError
 from rekindle.keys import CURVE
 from rekindle.names import ArtifactKey, ModelName, Version
 from rekindle.storage import NotFound, Store
@@ -197,9 +197,29 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
     return prefix
 
 
-def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
-    """Write release.json, which makes the release servable."""
-    store.put(f"{prefix}{RECORD}", seal(record))
+def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> None:
+    """Write release.json, which makes the release servable, and the files that it describes.
+
+    Several processes may release the same files at the same time: the files that release.json
+    describes are those of the process that has written it.
+    """
+    key = f"{prefix}{RECORD}"
+    while True:
+        current = store.head(key)
+        for name in record.get("described", {}):
+            store.upload(folder / name, f"{prefix}{name}")
+
+        try:
+            store.put(
+                key,
+                seal(record),
+                if_match=current.etag if current else None,
+                if_absent=current is None,
+            )
+        except (Conflict, NotFound):
+            # another process has written or removed it, and maybe replaced our files
+            continue
+        return
 
 
 def read_owner(store: Store, prefix: str) -> Owner | None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from rekindle.errors import did_you_mean
+from rekindle.names import parse_s3_address
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 from steps.fraud.data.world import parse, unparse
@@ -97,9 +98,10 @@ class Data(DataConfig):
     @classmethod
     def _check_source(cls, source: str) -> str:
         scheme = urlsplit(source).scheme
+        address = parse_s3_address(source)
         if scheme == "simulate":
             parse(source)
-        elif scheme == "s3" and not (urlsplit(source).netloc and urlsplit(source).path.strip("/")):
+        elif address and not (address.bucket and address.key.strip("/")):
             raise ValueError("it must be s3://BUCKET/KEY")
         elif scheme not in ("", "file", "s3"):
             near = did_you_mean(scheme, {"simulate", "s3", "file"})

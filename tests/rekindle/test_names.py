@@ -11,6 +11,7 @@ from rekindle.names import (
     TaskName,
     TaskReference,
     Version,
+    parse_s3_address,
 )
 
 VALID = [
@@ -87,6 +88,13 @@ def test_a_reference_to_a_task_has_a_run_and_a_task():
         "prepare",
         "fraud-x7k2p/prepare/",
     )
+
+
+def test_the_key_of_an_address_is_whole():
+    assert parse_s3_address("s3://raw/a#b?c=d%20") == ("raw", "a#b?c=d%20")
+    assert parse_s3_address("S3://raw//a/") == ("raw", "a/")
+    assert parse_s3_address("s3://raw") == ("raw", "")
+    assert parse_s3_address("s3:/raw/a") is parse_s3_address("/s3/a") is None
 
 
 def test_versions_are_ordered_by_number():

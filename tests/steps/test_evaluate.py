@@ -52,15 +52,15 @@ def make_champion(
         (folder / "verdict.json").write_text(json.dumps({"rows": 10**6}))
         prefix = upload(store, name, folder, hashes)
 
-    release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
-    record = {
-        "name": name,
-        "version": release.version,
-        "workload": "steps.fraud",
-        "model_sha256": sha256,
-    }
+        release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
+        record = {
+            "name": name,
+            "version": release.version,
+            "workload": "steps.fraud",
+            "model_sha256": sha256,
+        }
+        commit(store, prefix, folder, record | {"files": hashes})
 
-    commit(store, prefix, record | {"files": hashes})
     tracking.record_champion(name, release.version, "cards-1")
 
     return release

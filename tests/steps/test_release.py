@@ -2,7 +2,11 @@
 gate."""
 
 import json
+import multiprocessing
 import shutil
+import threading
+from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +19,7 @@ from rekindle.release import origin
 from rekindle.step import pack
 from rekindle.storage import NotFound, Store
 from steps import release
+from tests.proxy import Proxy, Write
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 COMMIT = "c0ffee" + "0" * 34
@@ -173,6 +178,70 @@ def test_a_retried_release_registers_one_version(
     tracking.record_champion(name, outputs.version, "cards-1")
     again = release.run(inputs(name, artifacts))
     assert (again.version, again.model_uri) == (outputs.version, outputs.model_uri)
+
+
+def release_in_process(request: release.Inputs) -> None:
+    release.run(request)
+
+
+def test_two_processes_that_release_the_same_files_at_once_register_one_version(
+    s3: Store,
+    name: str,
+    artifacts: dict[str, Path],
+    mlflow_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    requests = [
+        inputs(name, artifacts, workflow=f"{name}-{n}", created=f"2026-01-0{n}T00:00:00Z")
+        for n in (1, 2)
+    ]
+    both = threading.Barrier(2, timeout=300)
+    waits = Counter[str]()
+
+    def wait_for_other(write: Write) -> None:
+        is_awaited = write.path.endswith(("model-versions/create", "registered-models/alias"))
+        waits[write.path] += 1
+        # a repetition is not awaited
+        if is_awaited and waits[write.path] <= 2:
+            both.wait()
+
+    with Proxy(mlflow_server) as proxy:
+        proxy.before = wait_for_other
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=release_in_process, args=(request,)) for request in requests
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+
+    assert [process.exitcode for process in processes] == [0, 0]
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(mlflow_server)
+    versions = client.search_model_versions(f"name = '{name}'")
+    assert [version.version for version in versions] == ["1"]
+    assert client.get_model_version_by_alias(name, "candidate").version == "1"
+
+    prefix = versions[0].tags[tracking.URI]
+    record = json.loads(s3.get(f"{prefix}release.json"))
+    assert record["version"] == "1"
+    assert record["described"]["origin.json"] == sha256(s3.get(f"{prefix}origin.json")).hexdigest()
+
+
+def test_a_version_of_another_bucket_is_not_the_version_of_this_release(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
+    outputs = release.run(inputs(name, artifacts))
+    other = tracking.register(
+        name, outputs.model_uri, f"s3://other/{outputs.model_uri}", "ab" * 32, "", {}
+    )
+    assert other.version == "2"
+    assert release.run(inputs(name, artifacts)).version == "1"
 
 
 @pytest.mark.parametrize("lost", ["release.json", "state/a.npy"])

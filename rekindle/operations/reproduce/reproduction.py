@@ -17,7 +17,7 @@ from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED,
 from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
-from rekindle.names import show, split_address
+from rekindle.names import parse_s3_address, show
 from rekindle.operations.reproduce import known_differences as checks
 from rekindle.operations.reproduce.checkout import check_out
 from rekindle.operations.reproduce.comparison import Comparison, compare
@@ -162,9 +162,9 @@ class Inputs:
 
     def provide(self, workspace: Workspace) -> None:
         """Copy the inputs to the object store of the workspace."""
-        if self.source.startswith("s3://"):
-            parts = split_address(self.source)
-            workspace.copy(Store(parts.netloc, self.store.endpoint), parts.path.lstrip("/"))
+        address = parse_s3_address(self.source)
+        if address:
+            workspace.copy(Store(address.bucket, self.store.endpoint), address.key)
         for name, release in self.releases.items():
             workspace.add_champion(self.store, release, name)
 

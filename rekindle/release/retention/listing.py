@@ -28,6 +28,7 @@ from rekindle.names import (
     RunName,
     TaskReference,
     Version,
+    parse_s3_address,
     show,
     split_address,
 )
@@ -35,10 +36,10 @@ from rekindle.release import origin, promotion
 from rekindle.release.release_files import read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
-from rekindle.release.retention.ownership import Mark, store_id
-from rekindle.storage import NotFound, Store
+from rekindle.release.retention.ownership import Mark
+from rekindle.storage import NotFound, Store, store_id
+from rekindle.tracking import STORE_TAG
 
-STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
 EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
@@ -184,7 +185,7 @@ class Versions:
         """True if a version has files below `prefix`, or in a folder of the store that contains
         it."""
         return any(
-            _contains(address, prefix) or _is_above(address, store.uri(prefix))
+            _contains(address, prefix) or _is_above(address, store, prefix)
             for row in self.rows
             if (row["name"], row["version"]) != except_version
             for address in addresses(row)
@@ -234,9 +235,12 @@ def _contains(address: str, prefix: str) -> bool:
     return f"/{prefix.strip('/')}/" in f"/{address}/"
 
 
-def _is_above(address: str, uri: str) -> bool:
-    """True if an address is a folder of the bucket that contains `uri`."""
-    return split_address(address).scheme == "s3" and uri.startswith(f"{address.rstrip('/')}/")
+def _is_above(address: str, store: Store, prefix: str) -> bool:
+    """True if an address is the bucket, or a folder of it that contains the keys with `prefix`."""
+    parts = parse_s3_address(address)
+    if not parts or parts.bucket != store.bucket:
+        return False
+    return not parts.key or prefix.startswith(f"{parts.key.rstrip('/')}/")
 
 
 def trials(run_id: str, run: RunName) -> list[str]:
@@ -316,7 +320,7 @@ def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
         for found in _all("experiments", "experiments", {})
         if found["name"] not in pipelines
     ]
-    condition = f"{ANY_WORKFLOW} AND params.`data.source` LIKE '{store.uri('')}%'"
+    condition = f"{ANY_WORKFLOW} AND params.`data.source` ILIKE '{store.uri('')}%'"
     records = _pages(ids, condition) if ids else ()
     return frozenset().union(
         *(_data_tasks_of(store, record["params"]["data.source"]) for record in records)
@@ -422,22 +426,25 @@ def _compared(records: list[dict[str, Any]]) -> set[str]:
 def _data_tasks_of(store: Store, uri: str) -> frozenset[str]:
     """Return the RUN/TASK of data.source, if the data may be artifacts of an earlier run.
 
-    The data may be the whole folder of a run, also by a pattern such as `RUN/*/out`.
+    The data may be the whole folder of a run, also by a pattern such as `RUN/*/out`, or all objects
+    whose keys begin with `RUN/prep`.
     """
-    root = store.uri("")
-    if not uri.startswith(root):
+    address = parse_s3_address(uri)
+    if not address or address.bucket != store.bucket:
         return frozenset()
 
-    key = uri.removeprefix(root).strip("/")
-    folders = PATTERN.split(f"{key}/")[0].split("/")[:-1]
+    literal = PATTERN.split(address.key)[0]
+    folders = literal.split("/")
     task = TaskReference.or_none("/".join(folders[:2]))
-    if task:
+    if task and len(folders) > 2:
         return frozenset({task})
 
-    run = RunName.or_none("/".join(folders))
+    run = RunName.or_none(folders[0])
     if not run or not ownership.read(store, run):
         return frozenset()
-    names = {"/".join(item.key.split("/")[:2]) for item in store.list(f"{run}/")}
+    # the last part may be only the beginning of a name
+    prefix = literal if "/" in literal else f"{run}/"
+    names = {"/".join(item.key.split("/")[:2]) for item in store.list(prefix)}
     return frozenset(name for name in names if TaskReference.matches(name))
 
 

@@ -14,7 +14,6 @@ clocks.
 
 import re
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -25,10 +24,9 @@ from argolocal.common.json_text import to_json
 from rekindle.documents import name_field
 from rekindle.errors import Conflict
 from rekindle.names import ObjectId, RunName, TaskName
-from rekindle.storage import NotFound, Store
+from rekindle.storage import NotFound, Store, store_id
 
 FILE = ".rekindle.json"
-STORE_ID_KEY = "store-id"  # object with a random id of the object store
 NUMBER_KEY = "run-number"  # object with the number of the last mark
 # characters that the API server appends to generateName
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
@@ -78,15 +76,6 @@ class Mark(BaseModel):
 
         is_pod = run in self.tasks and task.startswith(f"{run}-")
         return owns_folder or task in self.tasks or is_pod
-
-
-def store_id(store: Store) -> str:
-    """Return the id of the object store; create it if it is missing. Raises StorageError."""
-    with suppress(NotFound):
-        return store.get(STORE_ID_KEY).decode(errors="replace")
-    with suppress(Conflict):
-        store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
-    return store.get(STORE_ID_KEY).decode(errors="replace")
 
 
 def begin(
@@ -139,11 +128,18 @@ def begin(
 
 
 def end(
-    store: Store, workflow: Mapping[str, Any], pipeline: str, succeeded: bool, run_id: str = ""
+    store: Store,
+    workflow: Mapping[str, Any],
+    pipeline: str,
+    succeeded: bool,
+    run_id: str = "",
+    *,
+    counted: bool = True,
 ) -> None:
     """Record the end of a run, and its record `run_id` in MLflow. Raises StorageError.
 
-    A run that has not marked its folder owns it only if its name was generated.
+    A run that has not marked its folder owns it only if its name was generated. `counted`: False
+    for a run of a backfill, also if its mark does not say it.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -156,10 +152,14 @@ def end(
             whole = is_generated(workflow["metadata"])
             mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
 
-        change = {"number": _next_number(store), "ended": time.time(), "succeeded": succeeded}
-        if _write(
-            store, run, mark.model_copy(update={**change, "run_id": run_id or mark.run_id}), etag
-        ):
+        change = {
+            "number": _next_number(store),
+            "ended": time.time(),
+            "succeeded": succeeded,
+            "counted": mark.counted and counted,
+            "run_id": run_id or mark.run_id,
+        }
+        if _write(store, run, mark.model_copy(update=change), etag):
             return
 
 

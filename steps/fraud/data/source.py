@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import polars as pl
 
 from rekindle.errors import DataError, did_you_mean
+from rekindle.names import parse_s3_address
 from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import parse
@@ -31,7 +32,7 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
     if scheme == "simulate":
         return simulate(parse(data.source))
 
-    if scheme == "s3":
+    if parse_s3_address(data.source):
         path = _download(data.source, scratch)
     else:
         path = Path(data.source.removeprefix("file://"))
@@ -89,13 +90,13 @@ def _download(uri: str, scratch: Path) -> Path:
     """
     from rekindle.storage import NotFound, Store
 
-    parts = urlsplit(uri)
-    bucket = parts.netloc
-    key = parts.path.lstrip("/")
-    target = scratch / Path(key).name
+    address = parse_s3_address(uri)
+    assert address
+    target = scratch / Path(address.key).name
+    store = Store(address.bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
     try:
-        Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
+        store.download(address.key, target)
     except NotFound as error:  # a DataError is not retried: a retry cannot help
         raise DataError(f"{error} Correct data.source.") from error
 

@@ -235,6 +235,17 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
     ]
 
 
+@pytest.mark.parametrize("sign", ["#", "?"])
+def test_the_digest_is_of_the_object_with_the_whole_key(s3: Store, sign: str) -> None:
+    prefix = uuid.uuid4().hex
+    s3.put(f"{prefix}/a", b"another object")
+    s3.put(f"{prefix}/a{sign}b", b"1")
+    uri = s3.uri(f"{prefix}/a{sign}b")
+    before = data_digest(uri)
+    s3.put(f"{prefix}/a{sign}b", b"2")
+    assert data_digest(uri) != before
+
+
 def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) -> None:
     world.key()
     module = f"steps.{world.name}"

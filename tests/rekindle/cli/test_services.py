@@ -92,6 +92,7 @@ def test_put_stores_data_and_prints_its_uri(
     for arguments, uri in (
         ((), f"s3://{bucket}/data/months"),
         ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x"),
+        ((f"s3://{bucket}/raw/x#1?y",), f"s3://{bucket}/raw/x#1?y"),
     ):
         done = rekindle("put", "months", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr

@@ -640,10 +640,16 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
 
 
-def report_end(runs: Runs, name: str, **limits: float) -> None:
+def report_end(runs: Runs, name: str, backfill: str = "", **limits: float) -> None:
     config = {"name": runs.pipeline, "retention": limits, "cluster": CLUSTER}
     report.run(
-        report.Inputs(workflow=name, status="Succeeded", experiment=runs.pipeline, config=config)
+        report.Inputs(
+            workflow=name,
+            status="Succeeded",
+            experiment=runs.pipeline,
+            config=config,
+            backfill=backfill,
+        )
     )
 
 
@@ -655,9 +661,7 @@ def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
         for phase in ("Succeeded", "Succeeded", "Failed", "Running", "Succeeded", "Succeeded")
     ]
     # the second run belongs to another store, or to an earlier Rekindle
-    for name in (names[0], *names[2:]):
-        run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+    remove_tag(runs, names[1], listing.STORE_TAG)
 
     report_end(runs, names[-1], keep_runs=2)
     assert all("mlflow" in runs.places(name) for name in names), (
@@ -1140,6 +1144,28 @@ def remove_tag(runs: Runs, name: str, tag: str) -> None:
     request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
 
 
+def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
+    runs: Runs, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = runs.make()
+    record = tracking.find_run(runs.pipeline, name)
+    report_end(runs, name)
+
+    bucket = f"other-{uuid.uuid4().hex[:8]}"
+    s3.client.create_bucket(Bucket=bucket)
+    monkeypatch.setenv("S3_BUCKET", bucket)
+    other = tracking.start_run(runs.pipeline, name)
+    report_end(runs, name)
+    assert tracking.find_run(runs.pipeline, name) == other != record
+
+    # the run of the other store stays
+    monkeypatch.setenv("S3_BUCKET", s3.bucket)
+    assert tracking.find_run(runs.pipeline, name) == record
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.places(name) == set()
+    assert tracking.tags_of(other)[tracking.WORKFLOW] == name
+
+
 def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1163,6 +1189,22 @@ def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     for week in weeks:
         remove_tag(runs, week, tracking.BACKFILL)
     report_end(runs, last, keep_runs=2)
+    assert runs.places(old) == EVERYWHERE
+
+
+def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    old = runs.make()
+    weeks = [runs.make() for _ in range(3)]
+    belong_to_the_store(runs, old)
+    # their `prepare`, which writes the mark, was cached before the run
+    runs.store.delete([ownership.key_of(RunName(week)) for week in weeks])
+    for week in weeks:
+        report_end(runs, week, backfill="true")
+
+    report_end(runs, runs.make(), keep_runs=2)
     assert runs.places(old) == EVERYWHERE
 
 
@@ -1218,7 +1260,7 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
 
 
-@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*"])
+@pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*", "/prep"])
 def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     runs: Runs, path: str
 ) -> None:
@@ -1226,6 +1268,18 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
     tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}{path}")})
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.places(source)
+
+
+@pytest.mark.parametrize("address", ["S3://{}/{}/prepare/out", "s3://{}//{}/prepare/out"])
+def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
+    runs: Runs, address: str
+) -> None:
+    source = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    tracking.log(run_id, params={"data.source": address.format(runs.store.bucket, source)})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 

@@ -13,6 +13,7 @@ from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc
 from rekindle.release.release_files import commit, download, download_champion, upload
 from rekindle.storage import Store, file_sha256
+from tests.proxy import Proxy, Write
 from tests.rekindle.serving.running import prefix_of, release
 
 
@@ -159,15 +160,37 @@ DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json
 
 
 @pytest.fixture
-def described(s3: Store, stored: str) -> str:
+def described(s3: Store, stored: str, tmp_path: Path) -> str:
     """Give a release the files that are not part of its hash; return its prefix."""
-    for name, data in DESCRIBED.items():
-        s3.put(stored + name, data)
-
-    hashes = {name: sha256(data).hexdigest() for name, data in DESCRIBED.items()}
-    record = json.loads(s3.get(f"{stored}release.json"))
-    commit(s3, stored, record | {"described": hashes})
+    commit_described(s3, stored, tmp_path / "described", DESCRIBED)
     return stored
+
+
+def commit_described(s3: Store, prefix: str, folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+    hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
+    record = json.loads(s3.get(f"{prefix}release.json"))
+    commit(s3, prefix, folder, record | {"described": hashes})
+
+
+def test_a_release_describes_the_files_of_the_process_that_committed_last(
+    s3: Store, described: str, tmp_path: Path
+) -> None:
+    with Proxy(s3.endpoint or "") as proxy:
+
+        def commit_another(write: Write) -> None:
+            if write.path.endswith(f"{described}release.json") and not (tmp_path / "b").exists():
+                commit_described(s3, described, tmp_path / "b", {"origin.json": b'{"b": 1}'})
+
+        proxy.before = commit_another
+        slow = Store(s3.bucket, proxy.url)
+        commit_described(slow, described, tmp_path / "a", {"origin.json": b'{"a": 1}'})
+
+    assert (tmp_path / "b").exists()
+    assert read_described(s3, described.rstrip("/"), "origin.json") == b'{"a": 1}'
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

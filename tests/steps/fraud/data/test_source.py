@@ -48,12 +48,12 @@ def test_parquet_csv_folders_and_s3_give_the_same_rows(
     published[half:].write_csv(folders["csvs"] / "deep" / "b.csv")
     (folders["csvs"] / "README.md").write_text("not data")
     s3.upload(tmp_path / "all.parquet", "raw/all.parquet")
-    s3.upload(folders["csvs"], "raw/folder")
+    s3.upload(folders["csvs"], "raw/folder#1")
 
     expected = rows(tmp_path / "all.parquet", tmp_path)
     assert len(expected) == len(published)
 
-    sources = [*folders.values(), s3.uri("raw/all.parquet"), s3.uri("raw/folder")]
+    sources = [*folders.values(), s3.uri("raw/all.parquet"), s3.uri("raw/folder#1")]
     for source in sources:
         assert rows(source, tmp_path).equals(expected), source
 
