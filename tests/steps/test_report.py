@@ -47,6 +47,13 @@ STOPPED = [
             "FAILED",
             "train: Error (exit code 65): no data",
         ),
+        (
+            "Failed",
+            json.dumps(FAILURE).replace("no data", "http://ann:hunter2@h/a?token=hunter2 is away"),
+            "FAILED",
+            "train: Error (exit code 65): http://h/a?... is away",
+        ),
+        ("Failed", "[" * 5000, "FAILED", f"workflow: {'[' * 890}"),
         ("Error", "{{workflow.failures}}", "FAILED", "workflow: {{workflow.failures}}"),
         ("Failed", json.dumps(STOPPED), "KILLED", "train: workflow shutdown with strategy:  Stop"),
         ("Failed", "", "FAILED", None),
@@ -79,9 +86,7 @@ def test_the_end_of_a_run_trims_the_cache(
         artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
         entries.record(
             s3,
-            entries.Entry(
-                f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0, 1e10 + number
-            ),
+            entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0),
         )
 
     s3.put(f"cache-code/{0:064}", b"{}")  # the files of code that no entry refers to
