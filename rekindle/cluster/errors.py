@@ -192,7 +192,7 @@ def _status(body: bytes) -> dict[str, Any]:
     something else."""
     try:
         status = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if isinstance(status, dict):
         return status

@@ -124,7 +124,11 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
     losses = {1: 0.1 + 0.2, 2: 1 / 3}
     (artifacts["model"] / "curve.json").write_text(json.dumps(sorted(losses.items())))
     manifest = {
-        "spec": {"templates": [{"container": {"args": ["steps.prepare", "--x=steps.digits"]}}]}
+        "spec": {
+            "templates": [
+                {"name": "prepare", "container": {"args": ["steps.prepare", "--x=steps.digits"]}}
+            ]
+        }
     }
     config = {"data": {"source": "rows.csv"}}
     parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps(config), "rows": "7"}
