@@ -7,14 +7,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from argolocal.common.environment import header_text, whole_number
 from argolocal.common.wording import visible
-from rekindle.errors import TrackingError, innermost, without_user
+from rekindle.errors import ConfigError, TrackingError, innermost, without_user
 
 if TYPE_CHECKING:
     import requests
 
 # environment variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+DEFAULT_RETRIES = 5
+MAX_RETRIES = 10  # of MLflow's client
+TOKEN = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
@@ -52,9 +56,7 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
     uri = address()
 
     try:
-        session = _session(
-            int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", "").strip()
-        )
+        session = _configured_session()
         answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:
         cause = without_user(str(innermost(error)))
@@ -124,6 +126,16 @@ def _reject(answer: "requests.Response") -> NoReturn:
     )
 
 
+def _configured_session() -> "requests.Session":
+    """Return the session for the retries and the token of the environment. Raises TrackingError."""
+    try:
+        retries = whole_number(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
+        token = header_text(os.environ.get(TOKEN, "").strip(), TOKEN)
+    except ConfigError as error:
+        raise TrackingError(*error.args) from None
+    return _session(retries, token)
+
+
 @cache
 def _session(attempts: int, token: str) -> "requests.Session":
     import requests
@@ -147,6 +159,9 @@ def _session(attempts: int, token: str) -> "requests.Session":
     if token:
         session.headers["authorization"] = f"Bearer {token}"
     elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+        # `requests` sends Latin-1, and servers expect UTF-8 (RFC 7617)
+        login = [text.encode().decode("latin-1") for text in (user, password)]
+        session.auth = (login[0], login[1])
 
     return session

@@ -88,12 +88,14 @@ class Reuse:
     A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not
     depend on. `data_read`: returns the paths and s3:// URIs of the inputs whose content the outputs
     depend on. `not_reused_if`: returns why the outputs for these inputs must not be reused, or "".
-    An output `run_id` is never reused.
+    `stored`: artifacts that the step itself writes to the object store. An output `run_id` is never
+    reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
     data_read: Callable[[Any], Iterable[str]] = lambda inputs: ()
     not_reused_if: Callable[[Any], str] = lambda inputs: ""
+    stored: tuple[str, ...] = ()
 
 
 class Step(Protocol):

@@ -108,11 +108,14 @@ class Store:
                 aws_secret_access_key=secret_key,
                 config=config,
             )
-        except ValueError as error:
-            raise ConfigError(
-                f'the address of the object store is "{self.address}": it must be'
-                " http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
-            ) from error
+        except (BotoCoreError, ValueError) as error:
+            if str(error).startswith("Invalid endpoint"):
+                problem = f'the address of the object store is "{self.address}"'
+                remedy = "it must be http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
+            else:
+                problem = f"a setting of the object store is invalid ({without_user(str(error))})"
+                remedy = "correct the variables AWS_... and the files in ~/.aws."
+            raise ConfigError(f"{problem}: {remedy}") from error
 
     @classmethod
     def from_env(cls) -> "Store":

@@ -22,7 +22,7 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import Document, parse
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, without_user
 from rekindle.release.watch.notification import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
@@ -148,14 +148,8 @@ def run(inputs: Inputs) -> Outputs:
             costs.update({} if cost is None else {task: cost})
 
             if lines and summary.state == "failed":
-                lines.insert(
-                    0,
-                    (
-                        f"training: {summary.message}"
-                        if is_single_training
-                        else f"{task}: {summary.message}"
-                    ),
-                )
+                label = "training" if is_single_training else task
+                lines.insert(0, f"{label}: {without_user(summary.message)}")
 
     sweep = inputs.config.get("sweep")
     if sweep:

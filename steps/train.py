@@ -10,6 +10,7 @@ MASTER_PORT) or under torchrun. It writes `<out>/model.safetensors` and `<out>/m
 code 143 after a SIGTERM means that the training is unfinished: start the step again.
 """
 
+from rekindle.keys import MODEL
 from rekindle.step import Reuse, StepOutputs
 from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import work
@@ -24,7 +25,8 @@ REUSE = Reuse(
         "run_id",
         "part",
         "reuse",
-    )
+    ),
+    stored=(MODEL,),
 )
 
 

@@ -6,9 +6,12 @@ import re
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
 # characters that control a terminal, end a line, hide text or change its direction, except tab and
-# newline; and except the joiners U+200C and U+200D, which spell words and emoji
+# newline, and characters without a glyph (Unicode's Default_Ignorable_Code_Point); and except the
+# joiners U+200C and U+200D and the selectors U+FE0E and U+FE0F, which spell words and emoji
 CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
 

@@ -22,7 +22,7 @@ from rekindle.documents import Document, name_field, validate
 from rekindle.errors import NotFound, StorageError
 from rekindle.keys import REUSED_MODELS
 from rekindle.names import Digest, TaskName, TaskReference
-from rekindle.step import StepOutputs, check_output_text, check_output_texts, is_artifact
+from rekindle.step import Step, check_output_text, check_output_texts, is_artifact
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -71,7 +71,7 @@ class ArtifactFacts(Document):
     """The content of an artifact; the sha256 of a training's model is unknown."""
 
     sha256: Annotated[str, name_field(Digest, optional=True)]
-    files: int = Field(ge=0)
+    files: int = Field(ge=1)  # an artifact without files does not exist in an object store
     bytes: int = Field(ge=0)
 
 
@@ -121,13 +121,15 @@ def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     return None
 
 
-def reason_unfit(entry: Entry, outputs: type[StepOutputs]) -> str:
-    """Return why an entry cannot be the result of a step with these outputs, or "".
+def reason_unfit(entry: Entry, step: Step) -> str:
+    """Return why an entry cannot be the result of a step, or "".
 
     Everybody who may write to the object store can write an entry.
     """
+    outputs = step.Outputs
     names = outputs.model_fields.keys() - set(NOT_REUSED)
-    missing = sorted(names - entry.outputs.keys() - entry.artifacts.keys())
+    needed_artifacts = (names - entry.outputs.keys()) | set(step.REUSE.stored)
+    missing = sorted(needed_artifacts - entry.artifacts.keys())
     if missing:
         return f"it lacks the output {missing[0]}"
 

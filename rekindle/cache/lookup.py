@@ -290,7 +290,7 @@ def _find(
     cache_key = key(step_facts)
     entry = lookup.find(cache_key)
     reason = "" if entry else "no cached result for these inputs, code and data"
-    problem = entries.reason_unfit(entry, step.Outputs) if entry else ""
+    problem = entries.reason_unfit(entry, step) if entry else ""
     if entry and problem:
         reason = f"the result of {entry.at} is not reused: {problem}"
         entry = None

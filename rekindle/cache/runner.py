@@ -53,7 +53,7 @@ def execute(
         and (entry := entries.result_or_none(entries.find_and_claim, store, key(step_facts)))
     ):
         try:
-            problem = entries.reason_unfit(entry, load(module).Outputs)
+            problem = entries.reason_unfit(entry, load(module))
             if problem:
                 raise DataError(problem)
             _reuse(store, entry, inputs, targets, task)

@@ -1,10 +1,9 @@
 """Errors of the API server, as messages with a remedy."""
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
+from rekindle.documents import Document, validate
 from rekindle.errors import ConfigError, RekindleError
 
 
@@ -133,14 +132,32 @@ PERMANENT_CODES = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
+class Cause(Document):
+    """A wrong field of an object."""
+
+    field: str | None = None
+    message: str | None = None
+
+
+class Details(Document):
+    causes: list[Cause] | None = None
+
+
+class Status(Document):
+    """An error of Kubernetes. Source: meta/v1 Status."""
+
+    message: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    details: Details | None = None
+
+
 def api_error(
     code: int, body: bytes, path: str, server: str, context: str, namespace: str
 ) -> ApiError:
     """Return the error for a response with HTTP status `code`."""
     status = _status(body)
-    message = _without_regex(
-        str(status.get("message") or body.decode(errors="replace")[:500]).strip()
-    )
+    message = _without_regex((status.message or body.decode(errors="replace")[:500]).strip())
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
 
     if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
@@ -148,12 +165,10 @@ def api_error(
     else:
         error_type = ApiError
 
-    return error_type(
-        _describe(code, message, status, facts), code, str(status.get("reason") or "")
-    )
+    return error_type(_describe(code, message, status, facts), code, status.reason or "")
 
 
-def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping[str, str]) -> str:
+def _describe(code: int, message: str, status: Status, facts: Mapping[str, str]) -> str:
     match = WEBHOOK.search(message)
     if match:
         return (
@@ -161,11 +176,11 @@ def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping
             f" {match['what'].strip()}"
         )
 
-    causes = (status.get("details") or {}).get("causes") or []
-    if code == 422 and causes:
+    details = status.details
+    if code == 422 and details and details.causes:
         fields = [
-            f"{cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}"
-            for cause in causes
+            f"{cause.field or '?'}: {_without_regex(str(cause.message))}"
+            for cause in details.causes
         ]
         return (
             f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change"
@@ -187,16 +202,13 @@ def _without_regex(message: str) -> str:
     )
 
 
-def _status(body: bytes) -> dict[str, Any]:
-    """Parse the Status object of Kubernetes; {} if a proxy or an aggregated API server sent
-    something else."""
+def _status(body: bytes) -> Status:
+    """Parse the Status object of Kubernetes; an empty one if a proxy or an aggregated API server
+    sent something else."""
     try:
-        status = json.loads(body)
+        return validate(Status, body)
     except ValueError:
-        return {}
-    if isinstance(status, dict):
-        return status
-    return {}
+        return Status()
 
 
 def _target(path: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
+from argolocal.common.environment import is_header_text
 from argolocal.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 
@@ -82,8 +83,8 @@ def load(context: str | None) -> tuple[Settings, str, str]:
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
             raise ValueError(f"the server of context {name} must be https://HOST[:PORT]")
-        if not settings.get_api_key_with_prefix("BearerToken").isprintable():
-            raise ValueError(f"the token of context {name} must be one line of text")
+        if not is_header_text(settings.get_api_key_with_prefix("BearerToken")):
+            raise ValueError(f"the token of context {name} must be one line of printable ASCII")
 
     return settings, name, str(contexts[name].get("namespace") or "default")
 

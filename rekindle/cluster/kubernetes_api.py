@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.cluster.errors import ApiError, api_error
+from rekindle.cluster.errors import ApiError, Status, api_error
 from rekindle.errors import without_user
 from rekindle.names import PathName
 
@@ -338,16 +338,20 @@ class Cluster:
 def _parse_event(line: bytes) -> tuple[str, Object]:
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        kind, changed = event["type"], event["object"]
+
+        if kind == "ERROR":
+            status = Status.model_validate(changed)
+            raise ApiError(str(status.message), status.code or 500, str(status.reason))
+
+        needed_fields = {"resourceVersion"} if kind == "BOOKMARK" else {"resourceVersion", "uid"}
+        if not needed_fields <= changed["metadata"].keys():
+            raise KeyError("metadata")
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ApiError(
             f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST
         ) from error
-    if event["type"] == "ERROR":
-        status = event["object"]
-        raise ApiError(
-            str(status.get("message")), int(status.get("code") or 500), str(status.get("reason"))
-        )
-    return event["type"], event["object"]
+    return kind, changed
 
 
 def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> None:

@@ -4,15 +4,17 @@ afterwards.
 answers = run_module(cluster, workflow, "rekindle.view.explain", ...)
 """
 
-import json
 from typing import Any
 
+from argolocal.common.checked_names import show
+from argolocal.common.json_text import loads
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import pod_runner
 from rekindle.cluster.kubernetes_api import Cluster, Object
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
+REMEDY = "Check that the image has this version of Rekindle."
 POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
@@ -43,7 +45,25 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
         reason = lines[-1].strip() if lines else "no output"
         raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
 
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    return [_record(subject, line) for line in lines if line.startswith("{")]
+
+
+def ask(cluster: Cluster, workflow: Object, module: str, *args: str) -> Any:
+    """Return the last JSON object that `run_module` returns. Raises ApiError, RekindleError."""
+    records = run_module(cluster, workflow, module, *args)
+    if not records:
+        raise RekindleError(f"the pod that runs {module} printed no result. {REMEDY}")
+    return records[-1]
+
+
+def _record(subject: str, line: str) -> Any:
+    """Return the JSON object that a pod has printed. Raises RekindleError."""
+    try:
+        return loads(line)
+    except ValueError as error:
+        raise RekindleError(
+            f"{subject} printed {show(line)}, which is not JSON ({error}). {REMEDY}"
+        ) from None
 
 
 def _image_of(workflow: Object) -> str:

@@ -49,10 +49,7 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
     values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
-    *_, answer = remote.run_module(
-        cluster, workflow, "rekindle.operations.sweep_trials", name, *values
-    )
-    return answer
+    return remote.ask(cluster, workflow, "rekindle.operations.sweep_trials", name, *values)
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:

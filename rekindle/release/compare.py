@@ -1,8 +1,6 @@
 """Compares the answers of a server with the predictions of the evaluation, alone and with other
 requests."""
 
-import gzip
-import json
 import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import DataError
 from rekindle.release.model_client import ModelClient, RequestTooLarge
-from rekindle.release.release_files import PREDICTIONS
+from rekindle.release.release_files import read_prediction_lines
 
 INSTANCES_PER_REQUEST = 20
 CLIENTS = 8  # number of threads that send requests at the same time
@@ -144,32 +141,19 @@ def read_numerics(report: Path) -> str:
 
     A server with the same text must give the same bits. Raises DataError.
     """
-    return next(_lines(report), {}).get("numerics", "")
+    for line in read_prediction_lines(report):
+        return line.numerics
+    return ""
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Yield the report's first requests with at least `count` test rows in total, or all requests.
     Raises DataError."""
-    for line in _lines(report):
-        yield line["request"], line["predictions"]
-        count -= len(line["predictions"])
+    for line in read_prediction_lines(report):
+        yield line.request, line.predictions
+        count -= len(line.predictions)
         if count <= 0:
             return
-
-
-def _lines(report: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the report's predictions. Raises DataError."""
-    try:
-        with gzip.open(report / PREDICTIONS, "rt") as lines:
-            for line in map(json.loads, lines):
-                if not {"request", "predictions"} <= line.keys():
-                    raise ValueError(f"a line has the keys {', '.join(line) or 'none'}")
-                yield line
-    except (OSError, EOFError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{report / PREDICTIONS} does not contain predictions ({error!r}): run the step"
-            " evaluate again."
-        ) from error
 
 
 def _shorten(value: Any) -> str:

@@ -2,7 +2,6 @@
 replaced."""
 
 import http.client
-import json
 import os
 import time
 import urllib.error
@@ -10,8 +9,9 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from argolocal.common.json_text import to_json
-from rekindle.errors import DataError, RekindleError
+from argolocal.common.environment import header_text
+from argolocal.common.json_text import MAX_BYTES, loads, to_json
+from rekindle.errors import ConfigError, DataError, RekindleError, in_one_line, without_user
 from rekindle.release.serve_config import TOKENS
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
@@ -22,6 +22,7 @@ VERSION = "model-version"
 REPLAY = "rekindle-replay"
 DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
 RETRY_PAUSE_S = 0.1
+MAX_ERROR_BYTES = 1000  # number of bytes to read of an error
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
@@ -48,6 +49,13 @@ class ModelClient:
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
+        if without_user(endpoint) != endpoint:
+            raise ConfigError(
+                f"the address of the model's servers, {without_user(endpoint)}, contains a user, a"
+                f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and {TOKENS} to a"
+                " token of the servers."
+            )
+
         self.endpoint = endpoint
         self.path = f"/v1/models/{name}"
         self.sha256 = sha256
@@ -56,8 +64,10 @@ class ModelClient:
     def wait(self) -> dict[str, Any]:
         """Wait for a server that is ready with these weights; return its status. Raises
         RekindleError."""
-        while not (status := self._send(self.path))["ready"]:
-            self._retry(f"it answers {status}")
+        status = self._send(self.path)
+        while not status.get("ready"):
+            self._retry(f"it answers {in_one_line(status)}")
+            status = self._send(self.path)
         return status
 
     def example(self) -> dict[str, Any]:
@@ -67,13 +77,20 @@ class ModelClient:
     def predict(self, request: dict[str, Any]) -> list[Any]:
         """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError
         after the deadline."""
-        return self._send(f"{self.path}:predict", to_json(request).encode())["predictions"]
+        answer = self._send(f"{self.path}:predict", to_json(request).encode())
+        predictions = answer.get("predictions")
+        if not isinstance(predictions, list):
+            raise DataError(
+                f"{self.endpoint} answered {in_one_line(answer)}: it must have a list of"
+                f" predictions. Set {ENDPOINT} to a server of the model."
+            )
+        return predictions
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
         tokens = os.environ.get(TOKENS, "").split()
         if tokens:
-            headers["authorization"] = f"Bearer {tokens[0]}"
+            headers["authorization"] = f"Bearer {header_text(tokens[0], TOKENS)}"
 
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
@@ -81,15 +98,15 @@ class ModelClient:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
                     sha256 = answer.headers[SHA256]
                     if sha256 == self.sha256:
-                        return json.load(answer)
+                        return _parse(answer.read(MAX_BYTES + 1))
 
                     self._retry(f"it answers with the weights {str(sha256)[:12]}")
             except urllib.error.HTTPError as error:
-                text = error.read().decode(errors="replace")
+                text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
                 # 404: a server that is being replaced may not know the name
                 if error.code < 500 and error.code != 404:
                     raise (RequestTooLarge if error.code == 413 else DataError)(
-                        f"{self.endpoint}{path} answered {error.code}: {text[:1000]}"
+                        f"{self.endpoint}{path} answered {error.code}: {text}"
                     ) from error
 
                 self._retry(f"it answers {error.code}: {text[:200]}")
@@ -105,3 +122,13 @@ class ModelClient:
                 " process."
             )
         time.sleep(RETRY_PAUSE_S)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in an answer. Raises ValueError."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"its answer has more than {MAX_BYTES:,} bytes")
+    value = loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"its answer is {in_one_line(value)}, and must be a JSON object")
+    return value

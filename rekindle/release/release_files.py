@@ -13,15 +13,16 @@ promotion replaces, reference.json (histograms of the test rows), origin.json an
 """
 
 import gzip
-import json
 import shutil
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import MAX_BYTES, to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import file_sha256
 from rekindle.content.release_files import (
@@ -48,8 +49,9 @@ from rekindle.documents import (
     read_file,
     read_object,
     seal,
+    validate,
 )
-from rekindle.errors import Conflict, DataError
+from rekindle.errors import Conflict, DataError, in_one_line
 from rekindle.keys import CURVE
 from rekindle.names import ArtifactKey, ModelName, Version
 from rekindle.storage import NotFound, Store
@@ -94,6 +96,14 @@ class ServingCode(Document):
     max_batch: int = Field(default=0, ge=0)
     # rows of the evaluation; 0: not recorded
     rows: int = Field(default=0, ge=0)
+
+
+class PredictionLine(Document):
+    """A request with its expected predictions, as `record_predictions` writes it."""
+
+    request: dict[str, JsonValue]
+    predictions: list[JsonValue]
+    numerics: str = ""
 
 
 class Verdict(Document):
@@ -344,8 +354,27 @@ def _read_example(report: Path) -> bytes:
     predictions."""
     if not (report / PREDICTIONS).exists():
         return b""
-    with gzip.open(report / PREDICTIONS, "rt") as lines:
-        return to_json({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
+
+    for line in read_prediction_lines(report):
+        instances = line.request.get("instances")
+        if isinstance(instances, list):
+            return to_json({"instances": instances[:1]}).encode()
+    return b""
+
+
+def read_prediction_lines(report: Path) -> Iterator[PredictionLine]:
+    """Yield the lines of a report's predictions. Raises DataError."""
+    try:
+        with gzip.open(report / PREDICTIONS) as file:
+            for data in iter(partial(file.readline, MAX_BYTES + 1), b""):
+                if len(data) > MAX_BYTES:
+                    raise ValueError(f"a line has more than {MAX_BYTES:,} bytes")
+                yield validate(PredictionLine, data)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(
+            f"{report / PREDICTIONS} does not contain predictions ({in_one_line(str(error))}): run"
+            " the step evaluate again."
+        ) from error
 
 
 def code_digest(workload: Any) -> str:

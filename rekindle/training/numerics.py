@@ -1,13 +1,13 @@
 """Device and torch settings, which determine the bits of a result in addition to the config."""
 
 import ctypes
-import os
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from argolocal.common.environment import whole_number
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainingSpec
 
@@ -37,7 +37,7 @@ def pick_device(spec: TrainingSpec) -> torch.device:
     if not has_cuda:
         return torch.device("cpu")
 
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(whole_number("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1))
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import Any, TextIO
 
+from pydantic import Field
+
 from argolocal.common.json_text import to_json
 from argolocal.common.terminal import with_controls
 from argolocal.common.wording import visible
@@ -31,6 +33,7 @@ from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
+from rekindle.documents import Document, parse
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
@@ -46,6 +49,14 @@ CUT_MESSAGE = (
     "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step:"
     " `logs NAME STEP`)"
 )
+
+
+class StoredLine(Document):
+    """A line of an archived log: the key of the log, and the number of the line among all logs."""
+
+    key: str
+    number: int = Field(ge=0)
+    line: str
 
 
 class Logs:
@@ -378,12 +389,14 @@ def read_archived(
     if keys:
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            missing_lines = record["number"] - next_number
+            stored = parse(StoredLine, to_json(record), "a line of the pod that reads the logs")
+            label = keys.get(stored.key, stored.key)
+            missing_lines = stored.number - next_number
             if missing_lines:
-                yield keys[record["key"]], CUT_MESSAGE.format(missing_lines)
+                yield label, CUT_MESSAGE.format(missing_lines)
 
-            next_number = record["number"] + 1
-            yield keys[record["key"]], record["line"]
+            next_number = stored.number + 1
+            yield label, stored.line
 
 
 def _print_stored(keys: Iterable[str]) -> None:

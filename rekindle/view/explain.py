@@ -69,9 +69,7 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
-        *_, answer = remote.run_module(
-            cluster, workflow, "rekindle.view.explain", name, to_json(tariffs)
-        )
+        answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
 
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 

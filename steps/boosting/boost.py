@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from argolocal.common.environment import MAX_PORT, whole_number
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import weights_sha256
@@ -36,6 +37,7 @@ DIGITS = 10
 SHRINKAGE = 0.5
 L2_PENALTY = 1.0
 DEFAULT_PORT = 9999
+MAX_REPLICAS = 256  # a replica sends its rank as one byte
 TIMEOUT_S = 60.0
 RESTART_EXIT_CODE = 143  # with this exit code, the operator restarts a replica
 
@@ -204,11 +206,12 @@ def connect_replicas() -> Iterator[Peers]:
             program = shlex.join(["env", *variables, *sys.orig_argv])
             processes.append(subprocess.Popen([agent, host, program]))
 
-    rank = int(environment["RANK"] or 0)
-    size = int(environment["WORLD_SIZE"] or 1)
+    os.environ.update(environment)
+    size = whole_number("WORLD_SIZE", 1, 1, MAX_REPLICAS)
+    rank = whole_number("RANK", 0, 0, size - 1)
+    port = whole_number("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
     try:
-        port = int(environment["MASTER_PORT"] or DEFAULT_PORT)
         if rank == 0:
             sockets = _accept(port, size)
         else:

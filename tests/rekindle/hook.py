@@ -41,9 +41,13 @@ class Handler(BaseHTTPRequestHandler):
 
         self.send_response(status)
         self.send_header("location", "http://127.0.0.1:9/elsewhere")
-        self.send_header("content-length", "8")
+        text = b"no_team\x1b"
+        if status == 405:
+            words = f"Cannot POST {self.path}: {self.path[1:].upper()}, {hook.url}"
+            text = words.encode()
+        self.send_header("content-length", str(len(text)))
         self.end_headers()
-        self.wfile.write(b"no_team\x1b")
+        self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -1,11 +1,12 @@
 """Passwords in addresses must not appear in messages and logs."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from rekindle import tracking
-from rekindle.errors import RekindleError, without_user
+from rekindle import mlflow_api, tracking
+from rekindle.errors import ConfigError, RekindleError, TrackingError, without_user
 from rekindle.local.services.services import check_reachable
 from rekindle.names import split_address
 from rekindle.storage import Store
@@ -44,20 +45,81 @@ def ask_the_store(address: str, _: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask, variable", [(ask_mlflow, "MLFLOW_TRACKING_TOKEN"), (ask_the_store, "AWS_SESSION_TOKEN")]
+    "ask, variable, message",
+    [
+        (ask_mlflow, "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_TOKEN must be one line"),
+        (ask_the_store, "AWS_SESSION_TOKEN", "header value is not allowed"),
+    ],
 )
 def test_the_error_of_a_token_that_no_header_can_have_hides_it(
-    ask: Callable[[str, pytest.MonkeyPatch], None], variable: str, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[str, pytest.MonkeyPatch], None],
+    variable: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv(variable, "hunter2\nhunter2")
-    with pytest.raises(RekindleError, match="header value is not allowed") as error:
+    with pytest.raises(RekindleError, match=message) as error:
         if ask is ask_mlflow:
             ask("http://127.0.0.1:9", monkeypatch)
         else:
             Store("b", "http://127.0.0.1:9", short_retries=True).get("x")
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "1.5", "9" * 5000, "99"])
+def test_an_invalid_number_of_retries_is_one_error(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", text)
+    with pytest.raises(TrackingError, match=r"MAX_RETRIES is .*whole number from 0 to 10"):
+        tracking.find_run("any", "any")
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("MLFLOW_TRACKING_TOKEN", "hunter2\u0142"),
+        ("MLFLOW_TRACKING_USERNAME", "\u0142"),
+        ("MLFLOW_TRACKING_PASSWORD", "hunter2\u0142"),
+    ],
+)
+def test_credentials_of_other_characters_than_latin_are_no_bug(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
+    monkeypatch.setenv(variable, value)
+    mlflow_api._session.cache_clear()
+    with pytest.raises(TrackingError) as error:
+        ask_mlflow("http://127.0.0.1:9", monkeypatch)
+    mlflow_api._session.cache_clear()
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("AWS_PROFILE", "missing"),
+        ("AWS_CONFIG_FILE", "{broken}"),
+        ("AWS_REGION", "a b"),
+        ("AWS_DEFAULTS_MODE", "fast"),
+        ("AWS_REQUEST_MIN_COMPRESSION_SIZE_BYTES", "abc"),
+        ("AWS_ACCOUNT_ID_ENDPOINT_MODE", "often"),
+        ("AWS_METADATA_SERVICE_TIMEOUT", "abc"),
+        ("AWS_SECRET_ACCESS_KEY", ""),
+    ],
+)
+def test_an_invalid_setting_of_aws_is_one_error(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").write_text("[default")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv(variable, value.format(broken=tmp_path / "broken"))
+    with pytest.raises(ConfigError, match=r"a setting of the object store is invalid .*AWS_"):
+        Store("b", "http://127.0.0.1:9", short_retries=True)
 
 
 @pytest.mark.parametrize("address", ["http://[", "http://ann:hunter2@[x"])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,21 @@ from typing import Any
 import pytest
 
 from argolocal.common.json_text import to_json
+from rekindle.cluster.errors import api_error
 from rekindle.content.recorded_manifest import parse_manifest, unpack_manifest
 from rekindle.errors import RekindleError
 from rekindle.local.jobs import kubexec
 from rekindle.local.services.s3.object_files import Files
 from rekindle.local.services.services import CREDENTIALS_FILE, Services
+from rekindle.operations.plan.history import former_run
 from rekindle.operations.plan.releases import local_champion
 from rekindle.step import pack
+from rekindle.storage import Store
 from rekindle.training.cost.prices import ANNOTATION
 from rekindle.training.cost.run_cost import TRAINING_COSTS, step_costs
 from rekindle.training.cost.tariff import prices_of
+from rekindle.training.membership.lease import Lease
+from rekindle.training.spec import TrainingSpec
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
 from steps.report import Inputs, record_cached
@@ -146,3 +152,24 @@ def test_an_upload_with_a_malformed_record_does_not_exist(
     path.write_text(to_json({**record, **changes}))
 
     assert uploads._read(path.parent) is None
+
+
+DEEP = "[" * 100_000
+
+
+def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
+    s3: Store,
+) -> None:
+    prefix = f"deep-{uuid.uuid4().hex[:8]}"
+    spec = TrainingSpec.local("w", {}, {}).model_copy(update={"checkpoints": prefix})
+    s3.put(f"{spec.checkpoints}/coordinator", DEEP.encode())
+    lease = Lease(lambda: s3, spec, "me")
+    lease.renew()
+    assert lease.is_held
+
+    error = api_error(500, DEEP.encode(), "/api/v1/pods", "server", "context", "namespace")
+    assert len(error.lines) == 1
+
+    arguments = {"parameters": [{"name": "config", "value": DEEP}]}
+    workflow = {"metadata": {"name": "a"}, "spec": {"arguments": arguments, "templates": []}}
+    assert former_run("a", workflow, {}).name == "a"

@@ -137,7 +137,7 @@ def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which all its runs share."""
     try:
         pipeline = json.loads(parameter(workflow, "config") or "{}").get("pipeline")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pipeline = None
     return label(workflow, "name"), pipeline
 

@@ -5,7 +5,6 @@ A path is the name of a node without the name of its run, as Argo writes it: `de
 `[0].check`.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
 from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, step_call_of
+from rekindle.documents import parse_object
 from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
 RUNS = "runs"
@@ -80,9 +80,8 @@ class Tree:
         self.scope: Scope = {
             f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p
         }
-        self.cached: dict[str, Any] = json.loads(
-            cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
-        )
+        text = cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
+        self.cached = parse_object(str(text), f"the parameter `{CACHED}`")
         self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
         self.root.status = RUNS
         self.root.reason = ""

@@ -5,13 +5,14 @@ caller. The address is a secret (it permits writing to the channel): messages an
 host.
 """
 
+import html
 import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field, field_validator
 
@@ -25,6 +26,10 @@ SECRET = "rekindle-notify"  # name of the Secret with the webhook's address, on 
 URL = "NOTIFY_URL"  # environment variable with the webhook's address, and key in the Secret
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+MAX_ANSWER_BYTES = 4096  # number of bytes to read of the answer of a refusal
+MAX_SHOWN_CHARACTERS = 200
+SEPARATOR = re.compile("[/?&=#:@]")  # between the parts of an address
+MIN_SECRET_LENGTH = 6  # a shorter part of an address is no secret
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -154,16 +159,25 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
                 if 200 <= answer.status_code < 300:
                     return ""
 
-                content = next(answer.iter_content(200), b"").decode(errors="replace")
-
-                return (
-                    f"answered {answer.status_code} ({visible(content)}). Correct {URL} if this"
-                    " persists."
-                )
+                content = next(answer.iter_content(MAX_ANSWER_BYTES), b"").decode(errors="replace")
+                shown = visible(_without_address(content, url)[:MAX_SHOWN_CHARACTERS])
+                return f"answered {answer.status_code} ({shown}). Correct {URL} if this persists."
     except (requests.RequestException, ValueError) as error:
-        path = "/" + url.partition("://")[2].partition("/")[2]
-        cause = str(innermost(error)).replace(url, "its address").replace(path, "/...")
+        cause = _without_address(str(innermost(error)), url)
         return f"cannot be reached ({cause}). Correct {URL}, or allow pipelines to connect to it."
+
+
+def _without_address(text: str, url: str) -> str:
+    """Replace the secret parts of the webhook's address in a text: servers repeat them in their
+    answers, whole or in parts, and escaped or not."""
+    path = "/" + url.partition("://")[2].partition("/")[2]
+    segments = [segment for segment in SEPARATOR.split(path) if len(segment) >= MIN_SECRET_LENGTH]
+    secrets = [path, *segments] if len(path) > 1 else segments
+
+    for secret in [url, *secrets]:
+        for spelling in (secret, quote(secret), unquote(secret), html.escape(secret)):
+            text = text.replace(spelling, "its address" if secret == url else "...")
+    return text
 
 
 def _host(url: str) -> str:
@@ -185,14 +199,15 @@ def reasons(failures: str) -> list[str]:
     """Return a line per failed step in {{workflow.failures}}, a JSON list that Argo quotes again
     (strconv.Quote).
 
-    The line has the message of the step's process, not of the node that counts its attempts.
+    The line has the message of the step's process, not of the node that counts its attempts, and no
+    password of an address.
     """
     value: Any = failures
     while isinstance(value, str) and value:
         try:
             value = json.loads(value)
-        except ValueError:
-            return [f"workflow: {value}"]
+        except (ValueError, RecursionError):
+            return [f"workflow: {without_user(value)}"]
 
     # the value may be `null`
     if isinstance(value, list):
@@ -200,7 +215,7 @@ def reasons(failures: str) -> list[str]:
     else:
         nodes = []
 
-    return [f"{name}: {message}" for name, message in causes.failed_steps(nodes)]
+    return [f"{name}: {without_user(message)}" for name, message in causes.failed_steps(nodes)]
 
 
 def verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 version."""
 
 import http.client
+import math
 import os
 import socket
 import time
@@ -13,11 +14,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from argolocal.common.checked_names import show
 from rekindle.errors import RekindleError, say
 from rekindle.release.model_client import resolve
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 
+MAX_PAGE_BYTES = 64 << 20
 # upper bound → number of values up to it (cumulative, as in Prometheus)
 Buckets = dict[float, float]
 Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features": histograms by name
@@ -167,7 +170,10 @@ def read(*endpoints: str) -> dict[str, Answer | str]:
 def _read(url: str) -> Answer | str:
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # an address in the pipeline
-            return parse_metrics(answer.read().decode())
+            data = answer.read(MAX_PAGE_BYTES + 1)
+            if len(data) > MAX_PAGE_BYTES:
+                raise ValueError(f"it has more than {MAX_PAGE_BYTES:,} bytes")
+            return parse_metrics(data.decode())
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{url}/metrics cannot be read ({error})"
 
@@ -202,6 +208,22 @@ def addresses(endpoint: str) -> Iterable[str]:
 def parse_metrics(text: str) -> Answer:
     """Return the start time of the process, and its statistics. Raises ValueError if `text` is
     invalid."""
+    try:
+        answer = _parse(text)
+    except KeyError as error:
+        raise ValueError(f"a metric lacks the label {error}") from None
+
+    bounds = {float(bound) for bound in BUCKET_BOUNDS}
+    for stats in answer[1].values():
+        for name, buckets in [*stats.scores.items(), *stats.features.items()]:
+            if not bounds <= buckets.keys():
+                raise ValueError(f"the histogram of {show(name)} lacks buckets")
+
+    return answer
+
+
+def _parse(text: str) -> Answer:
+    """Return the answer of a server. Raises ValueError, KeyError with the name of a label."""
     start_time = 0.0
     instances = 0.0
     deployment = ""
@@ -209,6 +231,10 @@ def parse_metrics(text: str) -> Answer:
 
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            is_used = sample.name.startswith(("rekindle_", "process_start_time_"))
+            if is_used and not 0 <= sample.value < math.inf:
+                raise ValueError(f"{show(sample.name)} is {sample.value}")
+
             if sample.name == "process_start_time_seconds":
                 start_time = sample.value
             if sample.name == "rekindle_instances_sum":

@@ -231,7 +231,7 @@ def _executor_resources(template: Manifest) -> Manifest:
     """Return the resources of Argo's pod for an object, which only a podSpecPatch can set."""
     try:
         containers = json.loads(template.get("podSpecPatch") or "{}").get("containers") or []
-    except (ValueError, AttributeError):  # a patch in YAML, or with tags
+    except (ValueError, AttributeError, RecursionError):  # a patch in YAML, or with tags
         return {}
     return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from argolocal.common.environment import whole_number
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
@@ -21,6 +22,7 @@ from rekindle.training.group.process_group import (
     create,
     dist,
     wait_for_works,
+    world_size,
 )
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.ledger.events import Ledger
@@ -261,7 +263,7 @@ def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.devi
             " machine, or change train.fingerprint (this changes the result)."
         )
 
-    is_first = int(os.environ.get("RANK", 0)) == 0
+    is_first = whole_number("RANK", 0, 0, world_size() - 1) == 0
     return StaticGroup(device, Ledger(open_store, spec.ledger) if is_first else None)
 
 

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 import torch.distributed
 
+from argolocal.common.environment import whole_number
 from rekindle.errors import say
 from rekindle.training.group.sockets import route_to
 from rekindle.training.membership.handshake import proof, run_secret
+from rekindle.training.membership.protocol import coordinator_port
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to members that are alive
 # time limit of a collective; lost peers are detected earlier, by a closed connection or silence
 TIMEOUT = timedelta(minutes=10)
+MAX_PROCESSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,17 @@ def wait_for_works(works: Iterable[Any]) -> None:
         work.wait(TIMEOUT)
 
 
+def world_size() -> int:
+    """Return the number of processes under torchrun; 1 without torchrun. Raises ConfigError."""
+    return whole_number("WORLD_SIZE", 1, 1, MAX_PROCESSES)
+
+
 def from_torchrun(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
-    has_several_nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+    # torch raises errors without the name of the variable
+    whole_number("RANK", 0, 0, world_size() - 1)
+    coordinator_port()
+    has_several_nodes = whole_number("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
     if (
         has_several_nodes
         and os.environ.get("RANK") == "0"

@@ -1,6 +1,5 @@
 """A group whose members never change: one process, or the processes that torchrun started."""
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from rekindle.training.group.process_group import GroupView, from_torchrun, wait_for_works
+from rekindle.training.group.process_group import (
+    GroupView,
+    from_torchrun,
+    wait_for_works,
+    world_size,
+)
 from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 
 # time for the last events of a process that leaves: the checkpoint gets the rest
@@ -37,7 +41,7 @@ class StaticGroup:
         self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
-        is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+        is_alone = world_size() == 1
         view = GroupView(0, 1) if is_alone else from_torchrun(self.device)
 
         names = [f"rank{rank}" for rank in range(view.size)]

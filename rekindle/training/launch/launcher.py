@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import linux
+from argolocal.common.environment import whole_number
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 # the launcher gives up after this number of crashes without a newer step in between
 MAX_CRASHES = 3
+MAX_WORKERS = 1024  # number of workers of a pod
 MAX_RESTART_DELAY_S = 30.0
 COMPLETION_TIMEOUT_S = 15.0  # time that the other workers get to learn that the run is complete
 OBSOLETE_SNAPSHOT_CODES = {
@@ -391,7 +393,12 @@ def count_workers() -> int:
     """Return the number of workers of this pod, from the training operator's variable. Raises
     ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
-    number = int(text) if text.isdecimal() else 1
+    if text.isdecimal():
+        number = whole_number("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
+    else:
+        # words of torchrun, such as auto
+        number = 1
+
     if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
         raise ConfigError(
             f"PET_NPROC_PER_NODE is {text}: it must be at least 1, and more than one worker needs a"

@@ -37,7 +37,7 @@ def is_announced() -> bool:
         return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](
             address or METADATA_ADDRESS
         )
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -14,12 +14,13 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 
+from argolocal.common.environment import seconds
 from argolocal.common.linux import die_with_parent
-from rekindle.errors import ConfigError, say
+from rekindle.errors import say
 
 GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
+DEFAULT_GRACE = 30.0  # of Kubernetes
 # shares of these seconds that the launcher and its workers may use
 LAUNCHER_SHARE = 0.95
 WORKER_SHARE = 0.9
@@ -31,14 +32,7 @@ _deadline = math.inf
 
 def grace() -> float:
     """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
-    text = os.environ.get(GRACE) or "30"
-    with suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise ConfigError(
-        f"{GRACE} is {text!r}: it must be a positive number of seconds. Set it to the pod's "
-        "terminationGracePeriodSeconds."
-    )
+    return seconds(GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds.")
 
 
 def seconds_left() -> float:

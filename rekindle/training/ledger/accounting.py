@@ -1,5 +1,6 @@
 """Sums up the events of a ledger. report.py defines the events and the Summary."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -289,6 +290,10 @@ class Accounts:
             self._point(t, step)
 
     def on_checkpoint(self, t: float, event: Event) -> None:
+        for name in ("bytes", "seconds"):
+            number = event.get(name, 0)
+            if not (isinstance(number, int | float) and 0 <= number < math.inf):
+                raise ValueError(f"{name} of a checkpoint is no number")
         self.summary.checkpoints.append(event)
 
     def on_dropped(self, t: float, event: Event) -> None:

@@ -28,6 +28,7 @@ EVENT_DELAY_S = 0.3  # delay until other events are written, to combine events o
 SEGMENT_BYTES = 256 << 10  # size of a full segment
 MAX_WAITING_EVENTS = 20_000  # events kept while the object store is unavailable
 READ_THREADS = 8
+MAX_TIME = 1e11  # in Unix seconds: the year 5138
 # time to write the last events of a process if the object store is unavailable or slow
 CLOSE_TIMEOUT_S = 20.0
 
@@ -216,8 +217,9 @@ def read(store: "Store", prefix: str) -> list[Event]:
 def _event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-        is_valid = isinstance(event["t"], int | float) and isinstance(event["event"], str)
-    except (ValueError, KeyError, TypeError):
+        has_time = isinstance(event["t"], int | float) and 0 <= event["t"] < MAX_TIME
+        is_valid = has_time and isinstance(event["event"], str)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if is_valid:
         return event

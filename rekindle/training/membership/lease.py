@@ -89,6 +89,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except ValueError:  # a damaged lease has no owner
+        except (ValueError, RecursionError):  # a damaged lease has no owner
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

@@ -53,6 +53,9 @@ class ReusableModel:
             inputs = self.facts or facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
+            if len(sizes) < len(FILES):
+                return  # the model was removed meanwhile
+
             artifacts = {
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
             }  # the sha256 of the artifact is unknown

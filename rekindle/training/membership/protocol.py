@@ -44,6 +44,7 @@ worker on a connection, or a message from an unregistered worker ends the connec
 import os
 from typing import Any
 
+from argolocal.common.environment import MAX_PORT, whole_number
 from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
 
@@ -62,9 +63,15 @@ def encode(message: Message) -> bytes:
     return to_json(message).encode() + b"\n"
 
 
+def coordinator_port() -> int:
+    """Return the coordinator's port from the environment. Raises ConfigError."""
+    return whole_number("MASTER_PORT", PORT, 1, MAX_PORT)
+
+
 def coordinator_address() -> Address | None:
-    """Return the coordinator's address from the environment; None if MASTER_ADDR is not set."""
+    """Return the coordinator's address from the environment; None if MASTER_ADDR is not set. Raises
+    ConfigError."""
     host = os.environ.get("MASTER_ADDR")
     if host:
-        return (host, int(os.environ.get("MASTER_PORT", PORT)))
+        return (host, coordinator_port())
     return None

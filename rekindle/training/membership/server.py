@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import sys
@@ -33,6 +34,7 @@ import traceback
 import uuid
 from typing import Any, NoReturn, cast
 
+from argolocal.common.environment import MAX_PORT, seconds, whole_number
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
@@ -42,7 +44,7 @@ from rekindle.training.membership.exporter import Exporter
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.messages import parse
 from rekindle.training.membership.model_reuse import ReusableModel
-from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encode
+from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator_port, encode
 from rekindle.training.membership.state_machine import Membership
 from rekindle.training.spec import TrainingSpec
 
@@ -68,7 +70,8 @@ class Coordinator:
         self.exporter = Exporter(self.membership)
         self.reusable = ReusableModel(spec)
         self.has_checked_reuse = False
-        self.trained_seconds, self.max_seconds = 0.0, float(os.environ.get(DEADLINE) or "inf")
+        self.trained_seconds = 0.0
+        self.max_seconds = seconds(DEADLINE, math.inf, "Correct it, or unset it for no limit.")
         self.connections: dict[str, Connection] = {}
         # connection without a proof → deadline of the proof; the oldest first
         self.unverified_connections: dict[Connection, float] = {}
@@ -121,7 +124,7 @@ class Coordinator:
         return code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = int(os.environ.get(exporter.VARIABLE) or 0)
+        port = whole_number(exporter.VARIABLE, 0, 0, MAX_PORT)
         # on a loopback address, every local user could read the metrics
         if port and not (host or "").startswith("127."):
             try:
@@ -434,9 +437,7 @@ def main(argv: list[str]) -> int:
     async def serve() -> NoReturn:
         code = 1
         try:
-            code = await Coordinator(spec, secret).run(
-                os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT))
-            )
+            code = await Coordinator(spec, secret).run(os.environ.get("POD_IP"), coordinator_port())
         except RekindleError as error:
             code = fail(error)
         except Exception:

@@ -43,7 +43,11 @@ def test_characters_that_hide_or_reorder_text_are_shown_and_joiners_are_kept() -
     assert (
         shown.isascii() and shown.startswith("a\\u061c\\u200b") and shown.endswith("\\U000e0041b")
     )
-    joined = "\U0001f469\u200d\U0001f4bb \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    for blank in "\u00ad\u034f\u115f\u1160\u17b4\u180e\u3164\ufe00\uffa0\ufff9\U0001d173\U000e0100":
+        assert visible(blank).startswith("\\"), f"{blank!r} is invisible"
+    joined = (
+        "\U0001f469\u200d\U0001f4bb \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u2764\ufe0f"
+    )
     assert visible(joined) == joined
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import Field
@@ -17,6 +18,7 @@ from rekindle import Artifact, StepOutputs
 from rekindle.cache import entries
 from rekindle.cache.entries import Entry, Lookup
 from rekindle.errors import StorageError
+from rekindle.step import Reuse, Step
 from rekindle.storage import Store
 
 
@@ -233,7 +235,8 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     outputs: dict[str, str], artifacts: dict[str, Any], reason: str
 ) -> None:
     recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
-    found = entries.reason_unfit(recorded, Outputs)
+    step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
+    found = entries.reason_unfit(recorded, step)
     assert found.startswith(reason) and bool(found) == bool(reason)
 
 
@@ -247,6 +250,7 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
         ("seconds", -1.0),
         ("outputs", {"digest": "a\0b"}),
         ("outputs", {"digest": "{{workflow.name}}"}),
+        ("artifacts", {"dataset": {"sha256": "", "files": 0, "bytes": 0}}),
     ],
 )
 def test_an_entry_with_an_impossible_value_is_not_read(s3: Store, field: str, value: Any) -> None:

@@ -3,6 +3,7 @@ own run."""
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,30 @@ def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trai
     assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, (
         "a retry of the same run"
     )
+
+
+@pytest.mark.parametrize(
+    "artifacts",
+    [
+        {},
+        {"model": {"sha256": "", "files": 0, "bytes": 0}},
+        {"another": {"sha256": "", "files": 1, "bytes": 1}},
+    ],
+)
+def test_an_entry_of_a_training_without_its_model_is_not_reused(
+    s3: Store, trained: str, artifacts: dict[str, Any]
+) -> None:
+    s3.put(f"{trained}/another/x", b"1")
+    prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
+    rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
+    values = {CACHED: rows}
+    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
+    assert result.entry and result.entry.at == trained
+
+    s3.delete([f"{trained}/model/{name}" for name in FILES])
+    entries.record(s3, replace(result.entry, artifacts=artifacts))
+    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
+    assert not result.entry
 
 
 def test_another_training_is_not_reused(s3: Store, trained: str) -> None:

@@ -101,7 +101,7 @@ def test_errors_of_the_server_are_not_blamed_on_the_workflow(
     assert "hunter2" not in str(error.value)
 
 
-@pytest.mark.parametrize("token", ["Bearer hunter2\nx", "hunter2\x1b"])
+@pytest.mark.parametrize("token", ["Bearer hunter2\nx", "hunter2\x1b", "hunter2\u0142"])
 def test_an_invalid_token_is_not_printed(token: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ARGO_TOKEN", token)
     with pytest.raises(ConfigError, match="ARGO_TOKEN must be one line") as error:

@@ -49,6 +49,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         (kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
         (kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),
         (kubeconfig({"token": "hunter2\nx"}), "the token of context here must be one line"),
+        (kubeconfig({"token": "hunter2\u0142"}), "the token of context here must be one line"),
         (kubeconfig({"exec": EXEC}), "plugin of context here failed .*no-such-plugin"),
         (kubeconfig({"exec": FAILS}), "plugin of context here failed .*log in first"),
         (kubeconfig({}, ""), "the server of context here must be https://"),

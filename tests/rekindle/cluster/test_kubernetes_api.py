@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rekindle.cluster import kubernetes_api
-from rekindle.cluster.errors import ApiError, BadObject
+from rekindle.cluster.errors import ApiError, BadObject, api_error
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer, status
@@ -207,6 +207,42 @@ def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(
             ApiError, match=f"127.0.0.1:{server.port} is not a Kubernetes API: GET /version answers"
         ):
             cluster.call("GET", "/version")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"details": []}',
+        '{"message": [], "details": "x"}',
+        '{"details": {"causes": [1]}}',
+        '{"details": {"causes": [{"field": 1}]}}',
+        "[" * 5000,
+        "\\xff",
+    ],
+)
+@pytest.mark.parametrize("code", [403, 422, 500])
+def test_a_malformed_status_of_a_server_is_one_error(code: int, body: str) -> None:
+    error = api_error(code, body.encode(), PODS.path("models", "a"), "server", "context", "models")
+    assert error.code == code and len(error.lines) == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "1",
+        "[]",
+        "null",
+        '{"type": "ADDED"}',
+        '{"type": "ADDED", "object": {}}',
+        '{"type": "ADDED", "object": {"metadata": []}}',
+        '{"type": "ERROR", "object": []}',
+        '{"type": "ERROR", "object": {"code": "x"}}',
+        '{"type": "BOOKMARK"}',
+    ],
+)
+def test_a_malformed_event_of_a_watch_counts_as_a_lost_connection(event: str) -> None:
+    with pytest.raises(ApiError, match="an event of a watch is incomplete"):
+        kubernetes_api._parse_event(event.encode())
 
 
 def test_an_unreachable_cluster_is_named(server: ApiServer, cluster: Cluster):

@@ -1,6 +1,8 @@
 """Only complete and unchanged releases can be downloaded for serving."""
 
+import gzip
 import json
+import random
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,14 @@ from rekindle.content.release_files import read_described
 from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc
-from rekindle.release.release_files import commit, download, download_champion, upload
+from rekindle.release.release_files import (
+    PREDICTIONS,
+    commit,
+    download,
+    download_champion,
+    read_prediction_lines,
+    upload,
+)
 from rekindle.storage import Store, file_sha256
 from tests.proxy import Proxy, Write
 from tests.rekindle.serving.running import prefix_of, release
@@ -214,3 +223,33 @@ def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, descr
     s3.put(f"{described}release.json", json.dumps(changed).encode())
     with pytest.raises(DataError, match=r"the sha256 of its fields is .*: it was changed"):
         download(s3, described, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no gzip",
+        gzip.compress(b"{}\n"),
+        gzip.compress(b'{"request": [], "predictions": []}\n'),
+        gzip.compress(b'{"request": {}, "predictions": null}\n'),
+        gzip.compress(b'{"request": {}, "predictions": [], "numerics": 1}\n'),
+        gzip.compress(b"[" * 100_000),
+        gzip.compress(b"\xff\n"),
+        gzip.compress(b"{}\n" * 100)[:-20],
+        gzip.compress(random.Random(0).randbytes(1000))[:10] + b"\xff" * 100,
+    ],
+)
+def test_malformed_predictions_are_one_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / PREDICTIONS).write_bytes(content)
+    with pytest.raises(DataError, match="does not contain predictions") as error:
+        list(read_prediction_lines(tmp_path))
+    assert len(error.value.lines) == 1
+
+
+def test_an_endless_line_of_predictions_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_files, "MAX_BYTES", 1000)
+    (tmp_path / PREDICTIONS).write_bytes(gzip.compress(b" " * 1001))
+    with pytest.raises(DataError, match="a line has more than 1,000 bytes"):
+        list(read_prediction_lines(tmp_path))

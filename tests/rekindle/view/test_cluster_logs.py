@@ -18,6 +18,7 @@ from argolocal.view.summary import Step
 from rekindle.cli import commands
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
 from tests.rekindle.cluster.server import ApiServer, status
@@ -276,6 +277,37 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
     attempt = Step("deployment(0)", "(0)", 1, "Pod", "Failed", message=message, node=node)
     cause = cause_of(attempt, TrainingProgress(cluster, "demo").of)
     assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
+
+
+class BrokenKubelet(Kubelet):
+    """Writes another text than the container to its log."""
+
+    text = ""
+
+    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
+        super().write_log(pod, self.text, timestamp, container)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", '{"key": 1, "number": 0, "line": ""}', '{"key": ' + "[" * 5000, "{\x1b[2J"],
+)
+def test_a_malformed_answer_of_the_pod_that_reads_the_archive_is_one_error(
+    text: str, tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("demo/demo-own-1/main.log", b"one\n")
+    outputs = {"artifacts": [{"name": "main-logs", "s3": {"key": "demo/demo-own-1/main.log"}}]}
+    command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.own"]}
+    template = {"name": "own", "container": {"image": "rekindle:0.1", **command}}
+    nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
+    run = workflow("demo") | {"spec": {"templates": [template]}, "status": {"nodes": nodes}}
+
+    with BrokenKubelet(tmp_path) as server:
+        server.text = text
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        with pytest.raises(RekindleError) as error:
+            list(read_archived(Cluster.connect(), run, "own"))
+    assert len(error.value.lines) == 1 and "\x1b" not in str(error.value)
 
 
 def test_logs_of_deleted_pods_are_read_from_the_archive(

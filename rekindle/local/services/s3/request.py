@@ -162,7 +162,8 @@ class Request(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def parse_length(self) -> int:
-        if self.headers.get("transfer-encoding"):
+        # also if the first of several headers is empty
+        if "transfer-encoding" in self.headers:
             raise S3Error(
                 411,
                 "MissingContentLength",

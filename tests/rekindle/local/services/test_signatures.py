@@ -1,6 +1,7 @@
 """Access control of the embedded S3 endpoint: signatures with the secret key, their scope and their
 validity."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -334,3 +335,19 @@ def test_slow_bodies_of_signed_requests_do_not_delay_others(endpoint: Endpoint) 
         return len(os.listdir(f"/proc/{endpoint.process.pid}/task")) <= THREADS + 2
 
     until("the end of the threads of slow clients", released)
+
+
+@pytest.mark.parametrize("fields", ["chunked", "", "\r\nTransfer-Encoding: chunked", "identity"])
+def test_a_body_of_chunks_is_never_read_as_another_request(endpoint: Endpoint, fields: str) -> None:
+    headers = endpoint.signed("GET", "/data/a", {})
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    request = f"GET /data/a HTTP/1.1\r\n{head}"
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
+        hidden = f"{len(request) + 2:x}\r\n{request}\r\n\r\n0\r\n\r\n"
+        client.sendall(f"{request}Transfer-Encoding: {fields}\r\n\r\n{hidden}".encode())
+        answer = b""
+        # the server closes the connection without reading the body
+        with contextlib.suppress(ConnectionResetError):
+            while block := client.recv(1 << 16):
+                answer += block
+    assert b" 411 " in answer.splitlines()[0] and answer.count(b"HTTP/1.1") == 1

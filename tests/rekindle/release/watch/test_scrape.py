@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import RekindleError
+from rekindle.release.watch import scrape as module
+from rekindle.release.watch.scores import SCORE_METRIC
 from rekindle.release.watch.scrape import Watch, increments, scrape
 
 
@@ -117,3 +119,34 @@ def test_a_restart_is_noticed_after_a_scrape_of_the_loading_server(pods: Pods) -
     watch.scrape()
     stats = watch.scrape()["", "7"]
     assert (stats.requests, stats.crashes) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'rekindle_requests_total{version="7"} 1',
+        'rekindle_requests_total{version="7",status="200"} NaN',
+        'rekindle_request_seconds_bucket{version="7"} 1',
+        'rekindle_request_seconds_bucket{version="7",le="soon"} 1',
+        f'{SCORE_METRIC}_bucket{{version="7",le="0.1"}} 1',
+        f'{SCORE_METRIC}_bucket{{version="7",output="x",le="0.1"}} 1',
+        "rekindle_instances_sum +Inf",
+        "process_start_time_seconds NaN",
+        "rekindle_instances_sum many",
+    ],
+)
+def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
+    pods: Pods, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods.pages = {"127.0.0.1": f"{page(5)}{line}\n"}
+    with pytest.raises(RekindleError, match="is the model deployed"):
+        scrape(pods.endpoint, "7", {})
+    assert not Watch(pods.endpoint).scrape()
+    assert "127.0.0.1" in capsys.readouterr().err
+
+
+def test_metrics_without_an_end_are_not_read(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", 10)
+    pods.pages = {"127.0.0.1": page(5), "127.0.0.2": page(5)}
+    with pytest.raises(RekindleError, match="more than 10 bytes"):
+        scrape(pods.endpoint, "7", {})

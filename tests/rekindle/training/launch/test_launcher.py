@@ -260,6 +260,7 @@ def test_invalid_settings_are_rejected(crew: Crew) -> None:
         {"REKINDLE_GRACE": "soon"},
         {"PET_NPROC_PER_NODE": "2"},
         {"PET_NPROC_PER_NODE": "0"},
+        {"PET_NPROC_PER_NODE": "9" * 90},
     ):
         launcher = launch_forked(crew, "bad", **environment)
         ((name, value),) = environment.items()

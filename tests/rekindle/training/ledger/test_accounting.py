@@ -246,10 +246,12 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
 
 def test_invalid_events_are_skipped_and_counted():
     invalid = [(3, "step", {"step": "many"}), (3, "step", {"step": math.inf}), (3, "step", {})]
+    invalid += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
     found = summary_of(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
     assert found.skipped == len(invalid)
     assert seconds(found) == (2, 2, 0)
     assert found.counts["new"] == 1
+    assert found.as_json()["checkpoints"]["bytes"] == 0
 
 
 NAMES = st.sampled_from("abcd")

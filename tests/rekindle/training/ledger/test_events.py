@@ -52,10 +52,14 @@ def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: 
         '{"t": 2, "ev',
         '{"t": "soon", "event": "step"}',
         "[1]",
+        "[" * 5000,
+        '{"t": NaN, "event": "step"}',
+        '{"t": 1e400, "event": "step"}',
+        f'{{"t": 1{"0" * 400}, "event": "step"}}',
         "\xff",
     ]
     s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
-    assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 5}]
+    assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 9}]
 
 
 def test_without_a_ledger_the_list_of_events_is_empty(s3: Store, prefix: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.membership.server import DEADLINE, TICK_S
 from tests.rekindle.training.membership.test_handshake import secret, serving
@@ -46,3 +47,14 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
             assert "cluster.pods.train.deadline_minutes" in text and "Raise it" in text
 
     asyncio.run(scene())
+
+
+def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEADLINE, "soon")
+
+    async def scene() -> None:
+        async with serving():
+            raise AssertionError("the coordinator has started")
+
+    with pytest.raises(ConfigError, match=f"{DEADLINE} is"):
+        asyncio.run(scene())

@@ -1,0 +1,39 @@
+"""Numbers in the environment of a training are parsed where they are read."""
+
+import pytest
+import torch
+
+from rekindle.errors import ConfigError
+from rekindle.training.group.process_group import from_torchrun, world_size
+from rekindle.training.membership.protocol import coordinator_address
+
+INVALID = "soon", "-1", "1.5", "9" * 5000
+
+
+@pytest.mark.parametrize("text", [*INVALID, "0", "65536"])
+def test_an_invalid_port_of_the_coordinator_is_one_error(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", text)
+    with pytest.raises(ConfigError, match="MASTER_PORT is"):
+        coordinator_address()
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "GROUP_WORLD_SIZE", "MASTER_PORT"])
+@pytest.mark.parametrize("text", INVALID)
+def test_an_invalid_variable_of_torchrun_is_one_error(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert world_size() == 2
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        from_torchrun(torch.device("cpu"))
+
+
+def test_a_rank_is_below_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ConfigError, match=r"RANK is .* from 0 to 1"):
+        from_torchrun(torch.device("cpu"))
