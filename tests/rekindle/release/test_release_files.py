@@ -12,7 +12,7 @@ import pytest
 from rekindle.content.release_files import read_described
 from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.errors import DataError, NotFound, StorageError
-from rekindle.release import pyfunc
+from rekindle.release import pyfunc, release_files
 from rekindle.release.release_files import (
     PREDICTIONS,
     commit,
