@@ -12,7 +12,7 @@ JSON and a plot.
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -236,11 +236,24 @@ def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
     )
 
 
+def _recorded_source(store: "Store", key: str) -> str:
+    """Return the RUN/TASK whose outputs a task has reused, or "" without a valid record."""
+    from rekindle.errors import NotFound
+    from rekindle.names import TaskReference
+
+    try:
+        text = store.get(key).decode(errors="replace")
+    except NotFound:
+        return ""
+
+    return TaskReference.or_none(text) or ""
+
+
 def record_cached(run_id: str, inputs: Inputs) -> None:
     """Record the runs whose outputs were reused, and the facts that cached steps would have
     recorded."""
     from rekindle import tracking
-    from rekindle.storage import NotFound, Store
+    from rekindle.storage import Store
     from steps.prepare import record
 
     rows = [
@@ -254,10 +267,9 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     for row in rows:
         source = row.source
         if store and not source:
-            with suppress(NotFound):
-                source = store.get(f"{inputs.workflow}/{row.task}/cached").decode()
-
-        sources.update({row.task: source} if source else {})
+            source = _recorded_source(store, f"{inputs.workflow}/{row.task}/cached")
+        if source:
+            sources[row.task] = source
 
     if not sources:
         return

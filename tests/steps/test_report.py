@@ -104,6 +104,23 @@ def test_the_end_of_a_run_trims_the_cache(
     entries.remove(s3, entries.entries(s3))
 
 
+@pytest.mark.parametrize("recorded", [b"\xff\xfe", b"../../other", b"w-1/train\nx", b"[" * 9999])
+def test_a_malformed_record_of_reused_outputs_is_passed_over(
+    s3: Store, mlflow_server: str, recorded: bytes
+) -> None:
+    name = f"w-{uuid.uuid4().hex[:6]}"
+    run_id = tracking.start_run("reports", name)
+    s3.put(f"{name}/train/cached", recorded)
+    row = {"task": "train", "at": ""}
+    inputs = report.Inputs(
+        workflow=name, status="Succeeded", experiment="reports", cached={"train": row}
+    )
+
+    report.record_cached(run_id, inputs)
+
+    assert not any("cached" in tag for tag in tracking.tags_of(run_id))
+
+
 def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
