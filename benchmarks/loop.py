@@ -132,7 +132,7 @@ def measure(
     return [json.loads(out) for out, _ in outputs]
 
 
-def member(text: str) -> None:
+def train_as_worker(text: str) -> None:
     """Train in this process as one worker, and print its figures."""
     from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
@@ -230,7 +230,7 @@ def main() -> int:
 
     options = command.parse_args()
     if options.member:
-        member(options.member)
+        train_as_worker(options.member)
         return 0
 
     bars: list[Bar] = []

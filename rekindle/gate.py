@@ -267,7 +267,8 @@ class Decision:
         return broken_bounds, met_bounds
 
     def _margin(self) -> tuple[list[str], list[str]]:
-        """Return gate.beats_baseline as a broken or a met bound, in the form of `_bounds`."""
+        """Check gate.beats_baseline. Return sentences about the broken and the met bound, as
+        `_bounds` does."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 

@@ -386,7 +386,7 @@ def register(
     }
 
     while True:
-        for number in _registered_numbers(name, uri, source):
+        for number in _registered_versions(name, uri, source):
             # from now on, retention keeps the version
             _set_alias(name, CANDIDATE, number)
             found = _get("model-versions/get", "model_version", name=name, version=number)
@@ -397,7 +397,7 @@ def register(
         number = version["version"]
         # another process may have registered the same files since the search: the first one counts
         earlier_numbers = [
-            other for other in _registered_numbers(name, uri, source) if int(other) < int(number)
+            other for other in _registered_versions(name, uri, source) if int(other) < int(number)
         ]
         if not earlier_numbers:
             _set_alias(name, CANDIDATE, number)
@@ -407,7 +407,7 @@ def register(
         _request("DELETE", "mlflow/model-versions/delete", json=delete)
 
 
-def _registered_numbers(name: str, uri: str, source: str) -> list[str]:
+def _registered_versions(name: str, uri: str, source: str) -> list[str]:
     """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
     that are being removed."""
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
@@ -525,7 +525,7 @@ def _runs(
 
 
 def _experiment_ids(name: str) -> list[str]:
-    """Return the id of the experiment `name`, or an empty list."""
+    """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
     experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
     if experiment:
         return [experiment["experiment_id"]]

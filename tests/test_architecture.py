@@ -6,6 +6,7 @@ python -m tests.test_architecture        updates the pictures of that page
 import ast
 import re
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -360,6 +361,42 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
 
     named = set(re.findall(r"`([\w/]+)`", PAGE.read_text()))
     assert (modules | folders) - named == set()
+
+
+def mentions(path: Path) -> Iterator[str]:
+    """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
+    tree = ast.parse(path.read_text())
+    texts = [
+        ast.get_docstring(node) or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    with path.open("rb") as file:
+        tokens = tokenize.tokenize(file.readline)
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+    for text in texts:
+        yield from re.findall(r"(?<![\w/.])((?:[a-z_]\w*/)*[a-z_]\w*\.py)\b", text)
+
+
+def test_the_files_that_docstrings_and_comments_name_exist():
+    """A reader who follows a name must not end at a file that was renamed."""
+    files = {
+        f"/{path.relative_to(ROOT)}"
+        for folder in (*CODE, "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    examples = {"power.py"}  # the workload of the template
+
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in CODE
+        for path in (ROOT / folder).rglob("*.py")
+        for name in mentions(path)
+        if name not in examples and not any(file.endswith(f"/{name}") for file in files)
+    }
+
+    assert missing == set()
 
 
 if __name__ == "__main__":

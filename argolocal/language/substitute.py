@@ -64,7 +64,8 @@ def substitute(
 ) -> T:
     """Replace the tags in `value`. Raises TemplateError.
 
-    `artifacts`: tags of output artifacts may remain even if they match `strict`.
+    `artifacts`: do not reject tags of output artifacts without a value, even if they match
+    `strict`.
     """
     text = to_json(value)
     if "{{" not in text:

@@ -11,7 +11,7 @@ Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # returns the object with a kind and a name
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
-Template = Object  # an object with one of the TEMPLATE_TYPES in kinds.py
+Template = Object  # an object with one of the TEMPLATE_TYPES in allowed_values.py
 
 
 class Node(TypedDict, total=False):
@@ -20,7 +20,8 @@ class Node(TypedDict, total=False):
     id: str
     name: str
     displayName: str
-    # a value of NODE_TYPES in kinds.py, or Retry, TaskGroup, StepGroup, Container, Skipped, Plugin
+    # a value of NODE_TYPES in allowed_values.py, or Retry, TaskGroup, StepGroup, Container,
+    # Skipped, Plugin
     type: str
     phase: str
     startedAt: str

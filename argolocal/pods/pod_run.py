@@ -332,8 +332,8 @@ def _read_result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private
-    to its pods."""
+    """Raise ConfigError if a template, before tags are replaced, uses paths that cannot be
+    redirected into the folder of its pods."""
     where = f'template "{template.get("name")}"'
     text = to_json(main_container(template))
     literal_paths = [

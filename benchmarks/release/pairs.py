@@ -296,7 +296,7 @@ def kill_rollbacks(
 
 
 def measure(folder: Path, arguments: Any) -> list[Bar]:
-    """Run the pairs and the rollbacks."""
+    """Run pairs of pipelines at the same time, and then the rollbacks."""
     config = folder / "pairs.yaml"
     config.write_text(CONFIG)
     homes = [Home(folder / name, free_port()) for name in ("home-1", "home-2")]

@@ -267,10 +267,10 @@ def trim(store: "Store", max_days: float, max_entries: int, max_size: str) -> li
 
 
 class Index:
-    """All entries, by one listing, a copy of the entries that were read the last time, and parallel
-    requests.
+    """All entries. Entries with the same ETag as in the last listing are read from a local copy,
+    the others in parallel requests.
 
-    A copy is used only if the ETag of the entry is unchanged. Methods raise StorageError.
+    Methods raise StorageError.
     """
 
     def __init__(self, store: "Store") -> None:

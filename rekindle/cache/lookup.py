@@ -220,7 +220,7 @@ def step_call_of(
         containers = _containers(documents(body["resource"]["manifest"]))
 
     for container in containers:
-        # as the kubelet does
+        # the kubelet also replaces $$ by $
         args = [arg.replace("$$", "$") for arg in container.get("args") or []]
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]

@@ -30,7 +30,7 @@ SERVING_EXAMPLE = "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 # files outside of the hash; release.json has the sha256 of these
 DESCRIBED = (REFERENCE, ORIGIN, CURVE)
-# the last file is of MLflow, which writes it into a downloaded release
+# MLflow adds the last file to a release that it downloads
 DESCRIBING = {RECORD, VERDICT, *DESCRIBED, "registered_model_meta"}
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 HASH_LENGTH = 12

@@ -89,7 +89,8 @@ class LocalCluster(cluster.LocalCluster):
         ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        keys = self.services.credentials()  # `credentials` does not start MLflow
+        # only reads the keys, and does not start MLflow
+        keys = self.services.credentials()
 
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
             url = (

@@ -37,7 +37,8 @@ def add_cached(
 def add_cached_on_cluster(
     manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
 ) -> dict[str, str]:
-    """Return `parameters` of a cluster's run with the cached results in S3_BUCKET.
+    """Return `parameters` and the cached results that are in the bucket S3_BUCKET, for a run on a
+    cluster.
 
     Without S3_BUCKET, pods look the results up.
     """

@@ -36,16 +36,17 @@ def find(folder: Path) -> Path:
 
     Files of other users, such as in /tmp, do not make a folder a project.
     """
-    owners = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
+    trusted_uids = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
     return next(
-        (parent for parent in (folder, *folder.parents) if _is_project(parent, owners)), REFERENCE
+        (parent for parent in (folder, *folder.parents) if _is_project(parent, trusted_uids)),
+        REFERENCE,
     )
 
 
-def _is_project(folder: Path, owners: Collection[int]) -> bool:
+def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
     pipelines = folder / "pipelines"
     config = folder / "pyproject.toml"
-    if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
+    if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in trusted_uids:
         return True
 
     # imported in this function: steps do not need it, since pods get their project from
@@ -53,7 +54,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     import tomllib
 
     try:
-        if config.lstat().st_uid not in owners:
+        if config.lstat().st_uid not in trusted_uids:
             return False
 
         text = read_regular(config, MAX_CONFIG_BYTES).decode()

@@ -1,9 +1,9 @@
 """HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits,
 metrics, drain.
 
-The event loop only does I/O: the model is in separate processes (worker.py), so probes are always
-answered. A request enters the queue only after its body has arrived, so slow clients do not delay
-other clients.
+The event loop only does I/O: the model is in separate processes (model_process.py), so probes are
+always answered. A request enters the queue only after its body has arrived, so slow clients do not
+delay other clients.
 """
 
 import asyncio
@@ -250,7 +250,7 @@ class ModelServer:
 
         self.metrics.model.info(info_labels)
         self.metrics.show_age(info.data_until)
-        gc.freeze()  # see worker.py
+        gc.freeze()  # see model_process.py
         seconds = time.perf_counter() - start
         sys.stderr.write(
             f"serving {name} version {version} (sha256 {sha256[:12]}), ready after"

@@ -70,7 +70,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
         "image": image,
         "image_digest": image.partition("@")[2] or "not pinned",
         **resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report"),
-        "source_digest": _source_digest(evaluation),
+        "source_digest": _raw_data_digest(evaluation),
         "champion": resolve(evaluation, "champion", ""),
         "parameters": "{{workflow.parameters.json}}",
         "created": "{{workflow.creationTimestamp}}",
@@ -80,7 +80,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     return step("steps.release", task=task, inputs=values).follow(evaluation)
 
 
-def _source_digest(evaluation: Block) -> str:
+def _raw_data_digest(evaluation: Block) -> str:
     """Return the digest of the raw data, from a predecessor, or from the only block that reads raw
     data; else ""."""
     digest = resolve(evaluation, "source_digest", "")

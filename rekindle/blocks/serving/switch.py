@@ -95,7 +95,8 @@ def switch(
 
 
 def _add_changes(templates: dict[str, Resource]) -> None:
-    """Add the tasks that let the objects of the model select the new servers."""
+    """Add the tasks that point the Service of the model, and its other objects, at the new
+    servers."""
     server = {"server": SERVER}
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     arguments = {"service": server | version, "autoscaler": server}

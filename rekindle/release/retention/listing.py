@@ -135,7 +135,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 
 
 def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], Iterator[str]]:
-    """Return the function that lists the releases that `rekindle reproduce` of a release reads.
+    """Return a function: release → the releases that are needed to reproduce it.
 
     These are the release that its training starts from and, for a refreshed champion, the previous
     champion.

@@ -5,7 +5,7 @@ Survivors hold the state, so snapshots and checkpoints only matter if all worker
 worker calls `keep` after each step and takes snapshots by its own clock. Rank 0 decides when a
 durable checkpoint is due; this decision is sent with the gradients of the next step, so that all
 workers copy the same state. The training loop only waits for the copy in memory; threads write the
-snapshot and upload the checkpoint (see snapshot_file.py, remote.py).
+snapshot and upload the checkpoint (see snapshot_file.py, durable.py).
 """
 
 import base64

@@ -11,7 +11,8 @@ import yaml
 from argolocal.language.quantity import quantity
 
 GIB = 1 << 30
-COUNT_FIELDS = ("replicas", "parallelism")  # fields of a job or Deployment that multiply its pods
+# fields of a job or Deployment that set its number of pods
+COUNT_FIELDS = ("replicas", "parallelism")
 # kinds of Kubeflow Trainer
 TRAIN_JOB = "TrainJob"
 TRAINING_RUNTIME = "TrainingRuntime"

@@ -15,7 +15,7 @@ What happens when a worker is killed:
 
 1. The kernel closes the killed process's connections. The coordinator (`membership/server.py`) sees
    this, removes the
-   member (`membership/machine.py`), and tells the others that the generation is aborted.
+   member (`membership/state_machine.py`), and tells the others that the generation is aborted.
 2. The client's thread (`membership/client.py`) receives the message and calls
    `ElasticGroup._abort`, which shuts down
    the group's sockets. The collective in which this process waits fails within milliseconds.

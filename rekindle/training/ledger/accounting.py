@@ -1,4 +1,4 @@
-"""Sums up the events of a ledger. report.py defines the events and the Summary."""
+"""Sums up the events of a ledger. ledger_summary.py defines the events and the Summary."""
 
 import math
 from bisect import bisect_left
@@ -359,7 +359,7 @@ class Accounts:
     def _end_all(self, t: float) -> None:
         pause = self.unsure or self.pause
         if pause.is_hard and self.points:
-            self._relabel(self._when(self.points[-1][1], t), t, LOST)
+            self._relabel(self._finish_time(self.points[-1][1], t), t, LOST)
         for life in self.lives.values():
             life.switch(t, None)
 
@@ -402,7 +402,7 @@ class Accounts:
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when = self._when(step, pause.until if pause.broken is None else pause.broken)
+            when = self._finish_time(step, pause.until if pause.broken is None else pause.broken)
 
             is_soft = not pause.is_hard
             if is_soft and step >= newest:
@@ -436,7 +436,7 @@ class Accounts:
         self.summary.points.append((t, step))
         self.summary.steps = max(self.summary.steps, step)
 
-    def _when(self, step: int, limit: float) -> float:
+    def _finish_time(self, step: int, limit: float) -> float:
         """Return when `step` was finished: interpolated between two points, or extrapolated from
         the last point."""
         index = bisect_left(self.points, step, key=lambda point: point[1])

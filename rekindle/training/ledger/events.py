@@ -4,9 +4,9 @@
     "event": name, ...}
 
 The coordinator writes the ledger (without a coordinator, rank 0), each process in its own segments.
-Objects cannot be appended to, so the newest segment is rewritten until it is full. report.py lists
-the events. The ledger never delays or ends a training: while the object store is unavailable,
-events wait in memory.
+Objects cannot be appended to, so the newest segment is rewritten until it is full.
+ledger_summary.py lists the events. The ledger never delays or ends a training: while the object
+store is unavailable, events wait in memory.
 """
 
 import json

@@ -9,9 +9,9 @@ the object store; with 78, 65 or 1 and the workers' message if they cannot conti
 SIGTERM: the next coordinator resumes the run. A new coordinator takes the run over from an older
 coordinator.
 
-protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its
-connection. A worker that is silent for `silence_seconds` is dropped, unless the group has completed
-a step since; it may join again. A worker that is alive, but neither completes steps nor
+protocol.py defines the messages, state_machine.py makes the decisions. A worker that dies closes
+its connection. A worker that is silent for `silence_seconds` is dropped, unless the group has
+completed a step since; it may join again. A worker that is alive, but neither completes steps nor
 acknowledges for `hung_seconds`, is dropped and must exit. Without a coordinator the workers
 continue in their group.
 """
@@ -52,8 +52,8 @@ from rekindle.training.spec import TrainingSpec
 DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
 LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
-# maximum number of connections without a proof, in addition to one per worker; further connections
-# close the oldest
+# maximum number of connections that have not authenticated yet, in addition to one per worker;
+# further connections close the oldest
 MAX_UNVERIFIED = 128
 MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
 RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run

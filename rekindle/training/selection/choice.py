@@ -1,5 +1,5 @@
-"""Chooses between the trained families of a workload, by their loss or a measure of the held-out
-samples."""
+"""Chooses between the trained families of a workload, by the validation loss or a
+validation metric."""
 
 import math
 import shutil

@@ -252,7 +252,7 @@ class Study:
         )
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
-        """Record the seconds that a process has used for each job until now."""
+        """Record the total seconds that a process has trained each trial and rung until now."""
         texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
         self.store.put(f"{self.root}/seconds/{process}.json", to_json(texts).encode())
 

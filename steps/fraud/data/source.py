@@ -1,7 +1,7 @@
 """Read transactions from parquet or CSV files (a file or a folder, local or in S3), or simulate
 transactions.
 
-Columns get the names of this workload, but keep the types of the source (CSV: text). checks.py
+Columns get the names of this workload, but keep the types of the source (CSV: text). row_checks.py
 validates the rows.
 """
 

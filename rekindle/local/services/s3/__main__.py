@@ -10,8 +10,8 @@ answers all other requests with 501, and so it does for headers that would chang
 request. Clients sign (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the
 server's environment.
 
-handler.py maps requests to the operations of objects.py and multipart.py; values.py parses the
-values of requests; files.py and uploads.py are the storage.
+handler.py maps requests to the operations of object_operations.py and multipart.py; values.py
+parses the values of requests; object_files.py and uploads.py are the storage.
 """
 
 import argparse

@@ -69,13 +69,13 @@ def meta_of(file: BinaryIO) -> Meta:
     tail = os.pread(file.fileno(), MAX_METADATA_BYTES, max(0, end - MAX_METADATA_BYTES))
     length = int.from_bytes(tail[-4:], "big")
     meta = json.loads(tail[-4 - length : -4])
-    if not _is_meta(meta) or meta["size"] + length + 4 != end:
+    if not _is_object_metadata(meta) or meta["size"] + length + 4 != end:
         raise ValueError("the file does not end with its metadata")
     meta["key"].encode()  # raises ValueError for a key that is not UTF-8
     return meta
 
 
-def _is_meta(value: Any) -> bool:
+def _is_object_metadata(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
 
