@@ -20,7 +20,7 @@ NAMES = {
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
     "controllers.base": ("Controller",),
-    "controllers.kinds": ("Kinds",),
+    "controllers.controller_kinds": ("Kinds",),
     "pods.container_images": ("Image",),
     "store": ("ObjectStore", "FolderStore"),
 }

@@ -218,3 +218,23 @@ def _describe_first_error(error: ValidationError) -> str:
     if path:
         return f"{show(path)}: {broken_rule}"
     return broken_rule
+
+
+class StatusCause(Document):
+    """A wrong field of an object of Kubernetes."""
+
+    field: str | None = None
+    message: str | None = None
+
+
+class StatusDetails(Document):
+    causes: list[StatusCause] | None = None
+
+
+class KubernetesStatus(Document):
+    """An error of the API server. Source: Kubernetes, meta/v1 Status."""
+
+    message: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    details: StatusDetails | None = None

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from rekindle.documents import Document, validate
 from rekindle.errors import ConfigError, RekindleError
+
+if TYPE_CHECKING:
+    from rekindle.documents import KubernetesStatus
 
 
 class ApiError(RekindleError):
@@ -132,26 +135,6 @@ PERMANENT_CODES = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
-class Cause(Document):
-    """A wrong field of an object."""
-
-    field: str | None = None
-    message: str | None = None
-
-
-class Details(Document):
-    causes: list[Cause] | None = None
-
-
-class Status(Document):
-    """An error of Kubernetes. Source: meta/v1 Status."""
-
-    message: str | None = None
-    reason: str | None = None
-    code: int | None = None
-    details: Details | None = None
-
-
 def api_error(
     code: int, body: bytes, path: str, server: str, context: str, namespace: str
 ) -> ApiError:
@@ -168,7 +151,7 @@ def api_error(
     return error_type(_describe(code, message, status, facts), code, status.reason or "")
 
 
-def _describe(code: int, message: str, status: Status, facts: Mapping[str, str]) -> str:
+def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mapping[str, str]) -> str:
     match = WEBHOOK.search(message)
     if match:
         return (
@@ -202,13 +185,16 @@ def _without_regex(message: str) -> str:
     )
 
 
-def _status(body: bytes) -> Status:
+def _status(body: bytes) -> "KubernetesStatus":
     """Parse the Status object of Kubernetes; an empty one if a proxy or an aggregated API server
     sent something else."""
+    # imported in this function: `rekindle --help` does not need pydantic
+    from rekindle.documents import KubernetesStatus, validate
+
     try:
-        return validate(Status, body)
+        return validate(KubernetesStatus, body)
     except ValueError:
-        return Status()
+        return KubernetesStatus()
 
 
 def _target(path: str) -> dict[str, str]:

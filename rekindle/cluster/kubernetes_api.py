@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.cluster.errors import ApiError, Status, api_error
+from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
 from rekindle.names import PathName
 
@@ -341,7 +341,10 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
         kind, changed = event["type"], event["object"]
 
         if kind == "ERROR":
-            status = Status.model_validate(changed)
+            # imported in this function: `rekindle --help` does not need pydantic
+            from rekindle.documents import KubernetesStatus
+
+            status = KubernetesStatus.model_validate(changed)
             raise ApiError(str(status.message), status.code or 500, str(status.reason))
 
         needed_fields = {"resourceVersion"} if kind == "BOOKMARK" else {"resourceVersion", "uid"}

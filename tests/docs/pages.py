@@ -27,7 +27,13 @@ COMMANDS = ROOT / "docs/commands.md"
 TRAINING = ROOT / "docs/training.md"
 TABLE = re.compile(r"(?<=<!-- settings of train: generated -->\n).*?(?=<!-- end -->)", re.DOTALL)
 WIDTH = 100
-OTHERS = ("tracking", "release.predictor", "release.files", "release.client", "release.compare")
+OTHERS = (
+    "tracking",
+    "release.predictor",
+    "release.release_files",
+    "release.model_client",
+    "release.compare",
+)
 
 API_HEAD = """\
 # The Python API
