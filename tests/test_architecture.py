@@ -363,9 +363,8 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
     assert (modules | folders) - named == set()
 
 
-def mentions(path: Path) -> Iterator[str]:
+def mentions(path: Path, tree: ast.Module) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
-    tree = ast.parse(path.read_text())
     texts = [
         ast.get_docstring(node) or ""
         for node in ast.walk(tree)
@@ -392,7 +391,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
-        for name in mentions(path)
+        for name in mentions(path, trees()[module_name(path)])
         if name not in examples and not any(file.endswith(f"/{name}") for file in files)
     }
 

@@ -16,8 +16,6 @@ on. Nothing is released.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view.summary import timestamp
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
+from benchmarks.workloads.handbook import SET_HELP, pipeline, stop_services
 from rekindle.local.cluster import LocalCluster
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Sweep
@@ -185,11 +183,7 @@ def main() -> int:
         try:
             bars = measure(options.source, home, options)
         finally:
-            subprocess.run(
-                [*REKINDLE, "down"],
-                env={**os.environ, "REKINDLE_HOME": home},
-                stdout=subprocess.DEVNULL,
-            )
+            stop_services(home)
 
     return report(bars, as_json=options.json)
 

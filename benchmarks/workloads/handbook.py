@@ -32,6 +32,12 @@ NOT_RELEASED = 3
 SET_HELP = "override a setting of the config, as in rekindle run"
 
 
+def stop_services(home: str) -> None:
+    """Stop the services that pipelines have started in this home."""
+    environment = {**os.environ, "REKINDLE_HOME": home}
+    subprocess.run([*REKINDLE, "down"], env=environment, stdout=subprocess.DEVNULL)
+
+
 def pipeline(
     source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: Any
 ) -> dict[str, Any]:
@@ -102,11 +108,7 @@ def main() -> int:
         try:
             bars = measure(options.source, home, options.prequential, options.sets)
         finally:
-            subprocess.run(
-                [*REKINDLE, "down"],
-                env={**os.environ, "REKINDLE_HOME": home},
-                stdout=subprocess.DEVNULL,
-            )
+            stop_services(home)
 
     return report(bars, as_json=options.json)
 

@@ -11,9 +11,7 @@ three models: of the transformer, of trees on the same features (the baseline of
 of trees on the 15 features of the Fraud Detection Handbook.
 """
 
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.workloads.handbook import REKINDLE, SET_HELP, pipeline
+from benchmarks.workloads.handbook import SET_HELP, pipeline, stop_services
 from rekindle.workload import prepare
 from steps import fraud
 from steps.fraud.data import features
@@ -202,8 +200,7 @@ def main() -> int:
             for world in options.world or WORLDS:
                 bars += measure(world, options.seed, folder, options.sets)
         finally:
-            home = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
-            subprocess.run([*REKINDLE, "down"], env=home, stdout=subprocess.DEVNULL)
+            stop_services(str(folder / "home"))
 
     return report(bars, as_json=options.json)
 
