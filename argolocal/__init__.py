@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMES = {
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
-    "controllers.base": ("Controller",),
+    "controllers.controller": ("Controller",),
     "controllers.controller_kinds": ("Kinds",),
     "pods.container_images": ("Image",),
     "store": ("ObjectStore", "FolderStore"),

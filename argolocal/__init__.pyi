@@ -1,5 +1,5 @@
 from argolocal.api import Node, Outcome, lint, run
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ArgolocalError, ConfigError, StorageError
 from argolocal.pods.container_images import Image

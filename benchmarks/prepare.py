@@ -31,7 +31,7 @@ def simulated(source: Path, target: Path) -> None:
     """Simulate the world whose URI is in the file `source`; write a parquet file with the published
     column names."""
     from steps.fraud.data.simulate import simulate
-    from steps.fraud.data.world import parse
+    from steps.fraud.data.simulation_uri import parse
     from steps.fraud.fraud_config import Columns
 
     simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)

@@ -79,7 +79,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     from safetensors.torch import save_file
 
     from rekindle import families
-    from rekindle.content.release_files import RECORD
+    from rekindle.content.verified_release import RECORD
     from rekindle.release import pyfunc
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
@@ -149,7 +149,7 @@ def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
 def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
     """Upload a release to an object store. Return the key prefix of the release, and the
     environment of its servers."""
-    from rekindle.content.release_files import content_hash
+    from rekindle.content.verified_release import content_hash
     from rekindle.local.services.services import Services
     from rekindle.release.release_files import commit
     from rekindle.storage import Store, file_sha256

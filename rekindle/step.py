@@ -36,7 +36,7 @@ from argolocal.common.json_text import describe_not_finite, loads, to_json
 from argolocal.common.wording import shorten
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
@@ -399,7 +399,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
         return fail(error)
     except Exception as error:
         traceback.print_exc()
-        return fail(exceptions.as_error(error))
+        return fail(user_exceptions.as_error(error))
 
     return 0
 

@@ -20,11 +20,11 @@ from argolocal.common.disk import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files
+from rekindle.content.dataset_record import DATASET
+from rekindle.content.dataset_record import data_until as data_until
+from rekindle.content.dataset_record import dataset_facts as dataset_facts
+from rekindle.content.dataset_record import digest_of as digest_of
 from rekindle.content.hashes import file_sha256
-from rekindle.content.record import DATASET
-from rekindle.content.record import data_until as data_until
-from rekindle.content.record import dataset_facts as dataset_facts
-from rekindle.content.record import digest_of as digest_of
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section, copy_first_rows, leaves

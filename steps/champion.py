@@ -43,7 +43,7 @@ def run(inputs: Inputs) -> Outputs:
     """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
     from rekindle import tracking
     from rekindle.cache import claims
-    from rekindle.content.release_files import reject_other_folder
+    from rekindle.content.verified_release import reject_other_folder
     from rekindle.errors import say
     from rekindle.storage import Store
 

@@ -84,7 +84,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
     """Try the workload once, with files in `folder`; return the findings."""
-    from rekindle.project import exceptions
+    from rekindle.project import user_exceptions
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}
 
@@ -92,7 +92,7 @@ def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
         rehearse(inputs, folder, report)
     except ModuleNotFoundError as error:
         report["stage"] = "imports"
-        report["error"] = str(exceptions.as_error(error))
+        report["error"] = str(user_exceptions.as_error(error))
         report["exit_code"] = 1
     except Exception as error:
         if report.get("family"):
@@ -105,7 +105,7 @@ def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
         if isinstance(error, RekindleError):
             reported = error
         else:
-            reported = exceptions.as_error(error, where)
+            reported = user_exceptions.as_error(error, where)
 
         traceback.print_exc()
         report.update({"error": str(reported), "exit_code": reported.exit_code})
@@ -168,10 +168,10 @@ def rehearse_family(
     """Build the model of one family, make a training step or fit the model, and predict."""
     from rekindle import families
     from rekindle import workload as workloads
-    from rekindle.training import trial_step
+    from rekindle.training import smoke_test
     from rekindle.training.selection import fitting
 
-    spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model, name)
+    spec = smoke_test.small_spec(inputs.train, inputs.workload, inputs.model, name)
 
     if dataset:
         facts = workloads.dataset_facts(dataset)
@@ -181,9 +181,9 @@ def rehearse_family(
     state = None
     try:
         if isinstance(families.of(workload)[name], families.Fitted):
-            trial_step.fit(spec, workload, facts, dataset, model, report)
+            smoke_test.fit(spec, workload, facts, dataset, model, report)
         else:
-            state = trial_step.build(spec, workload, facts, report, inputs.thorough)
+            state = smoke_test.build(spec, workload, facts, report, inputs.thorough)
     except Exception:
         if isinstance(facts, NoFacts) and facts.used:
             report["stage"] = "facts"
@@ -192,15 +192,15 @@ def rehearse_family(
 
     if not dataset or (state and state.device.type == "meta"):
         if state:  # no step is tried
-            trial_step.reject_sparse_layers(state)
+            smoke_test.reject_sparse_layers(state)
 
         return
 
     if state:
-        computation = trial_step.step(spec, workload, state, dataset, report)
+        computation = smoke_test.step(spec, workload, state, dataset, report)
         if inputs.thorough:
             shares = int(inputs.train["virtual_workers"])
-            report["flops_per_step"] = shares * trial_step.count_flops(computation)
+            report["flops_per_step"] = shares * smoke_test.count_flops(computation)
 
         fitting.write_tensors(model, state.trained(), spec.identity())
 

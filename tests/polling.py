@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from tests.waiting import until
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from rekindle.local.services.services import Services
 from steps.fraud.data.simulate import simulate
-from steps.fraud.data.world import parse
+from steps.fraud.data.simulation_uri import parse
 from tests.commands import ROOT, Shell, commands, shell, write_files
 from tests.ports import free_port
 from tests.waiting import until

@@ -6,7 +6,7 @@ SparkApplication cluster = LocalCluster(home, kinds=kinds)
 
 from pathlib import Path
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 

@@ -1,7 +1,7 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
 A change of a Deployment writes the object, and starts the supervisor if it does not run: a separate
-process (supervisor.py), recorded in `deployments/supervisor.json`. If the supervisor died, the next
+process (deployment_supervisor.py), stored in `deployments/supervisor.json`. If it died, the next
 command restarts it, unless `down` had stopped it. Differences from Kubernetes: no autoscaler
 changes `replicas`; a rollout fails before its progressDeadlineSeconds if its pod exits four times
 in a row, or once with an exit code that a restart cannot change (FATAL_EXIT_CODES); a Service
@@ -22,7 +22,7 @@ from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
-from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, Object, sole_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
@@ -272,7 +272,12 @@ class Deployments(Controller):
         cluster = type(self.cluster)
         name = f"{cluster.__module__}:{cluster.__qualname__}"
         return python(
-            "-m", "argolocal.runner.supervise", "--home", str(self.cluster.home), "--cluster", name
+            "-m",
+            "argolocal.runner.supervise_deployments",
+            "--home",
+            str(self.cluster.home),
+            "--cluster",
+            name,
         )
 
     def _record(self) -> dict[str, int] | None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.controllers.base import Object
+from argolocal.controllers.controller import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
-from argolocal.controllers.memory import memory_volume
-from argolocal.controllers.pod import Pod
+from argolocal.controllers.memory_volumes import memory_volume
+from argolocal.controllers.pod_process import Pod
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.pods.probes import Probe

@@ -228,7 +228,7 @@ class LocalCluster:
     def down(self) -> list[str]:
         """Stop the Deployments, wait until they have ended, and return their names. Raises Busy
         during a run."""
-        from argolocal.controllers.memory import clean_up_shared_memory
+        from argolocal.controllers.memory_volumes import clean_up_shared_memory
 
         run_names = [run.name for run in RunFiles.all(self.home) if run.runner()]
         if run_names:

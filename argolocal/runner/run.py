@@ -29,7 +29,7 @@ from argolocal.common.interrupts import Interrupts
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory import clean_up_shared_memory
+from argolocal.controllers.memory_volumes import clean_up_shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.inputs import add_labels
 from argolocal.engine.nodes import Kill, Resumed, Start, format_time

@@ -10,8 +10,8 @@ from argolocal.language.substitute import TAG
 from argolocal.manifest import object_labels as argo_names
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.tag_scope import Names, names
-from argolocal.validate.exported import GlobalOutputs
 from argolocal.validate.findings import Findings
+from argolocal.validate.global_outputs import GlobalOutputs
 
 Manifest = Mapping[str, Any]
 

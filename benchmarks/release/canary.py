@@ -84,7 +84,7 @@ def copy_release(name: str, prefix: str) -> str:
 
     If `name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
-    from rekindle.content.release_files import content_hash
+    from rekindle.content.verified_release import content_hash
     from rekindle.documents import describe_model
     from rekindle.release.release_files import commit
     from rekindle.storage import Store

@@ -30,8 +30,8 @@ from steps.fraud.data import features
 from steps.fraud.data.boosting import Sample
 from steps.fraud.data.sequences import Rows
 from steps.fraud.data.simulate import Commit, Payments, simulate
+from steps.fraud.data.simulation_uri import World
 from steps.fraud.data.transactions import Rows as Transactions
-from steps.fraud.data.world import World
 from steps.fraud.fraud_config import Columns, Data
 from steps.fraud.handbook_protocol import judged_weeks
 from steps.fraud.ranking import average_precision

@@ -20,7 +20,7 @@ from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, reproduce, sweep  # noqa: F401
 from rekindle.cli.options import add_config_key
 from rekindle.errors import RekindleError
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 
 
 def main() -> int:
@@ -36,6 +36,8 @@ def _main() -> Any:
     except click.NoSuchOption as error:
         raise add_config_key(error) from error
     except Exception as error:
-        if isinstance(error, (RekindleError, click.ClickException)) or not exceptions.raises(error):
+        if isinstance(error, (RekindleError, click.ClickException)) or not user_exceptions.raises(
+            error
+        ):
             raise
-        raise exceptions.as_error(error) from error
+        raise user_exceptions.as_error(error) from error

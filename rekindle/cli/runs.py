@@ -74,12 +74,12 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
     """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
     the exit code."""
-    from rekindle.blocks.manifest import recorded
+    from rekindle.blocks.manifest import workflow_origin
 
     code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
 
     workflow = pipeline.local.workflow
-    limits = recorded.config_or_empty(workflow).get("retention")
+    limits = workflow_origin.config_or_empty(workflow).get("retention")
     if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
         # imported in this function: it needs the clients of MLflow and the object store
         from rekindle.operations import retention

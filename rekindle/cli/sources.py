@@ -66,7 +66,7 @@ class Source:
             )
 
         from argolocal.manifest.read import read_files
-        from rekindle.blocks.manifest.recorded import is_rekindle
+        from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
         manifest, other_objects = read_files(self.manifest)
         # other manifests may use the parameter in another way

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.content.dataset import FILES, verify_dataset
-from rekindle.content.record import DATASET
-from rekindle.content.release_files import RECORD, REMEDY, FileHashes, reject_other_files
+from rekindle.content.dataset_record import DATASET
+from rekindle.content.verified_release import RECORD, REMEDY, FileHashes, reject_other_files
 from rekindle.content.weights import verify_weights
 from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from argolocal.common.processes import start_time
-from argolocal.controllers.base import Controller
-from argolocal.controllers.memory import shared_memory
-from argolocal.controllers.pod import Pod
+from argolocal.controllers.controller import Controller
+from argolocal.controllers.memory_volumes import shared_memory
+from argolocal.controllers.pod_process import Pod
 from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster

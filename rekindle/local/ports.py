@@ -9,7 +9,7 @@ import copy
 import errno
 import socket
 
-from argolocal.controllers.base import Object
+from argolocal.controllers.controller import Object
 from argolocal.interfaces import Cluster
 from argolocal.manifest.training_jobs import JOBS
 from rekindle.local.jobs.frameworks import find_port, replicas_of

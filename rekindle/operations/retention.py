@@ -17,7 +17,7 @@ from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.state.journal import Busy, RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import timestamp
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cache.lookup import reused_tasks
@@ -133,7 +133,7 @@ class Namespace:
     def remove(self, run: str) -> None:
         """Delete the workflow, unless it has the name of the run, but is not of Rekindle."""
         workflow = self.cluster.find(WORKFLOWS, run)
-        if workflow and recorded.is_rekindle(workflow):
+        if workflow and workflow_origin.is_rekindle(workflow):
             workflows.delete(self.cluster, run)
 
 
@@ -141,7 +141,7 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits of a run's config to its pipeline on this machine. Errors are only
     reported."""
     limits = _limits(workflow)
-    pipeline = recorded.label(workflow, "name")
+    pipeline = workflow_origin.label(workflow, "name")
     if limits == NO_LIMITS or not pipeline:
         return
 
@@ -313,8 +313,8 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    pipeline = recorded.pipeline(workflow)
-    counted = not recorded.parameter(workflow, BACKFILL)
+    pipeline = workflow_origin.pipeline(workflow)
+    counted = not workflow_origin.parameter(workflow, BACKFILL)
     uses = frozenset(reused_tasks(workflow).values())
     uid = str(workflow["metadata"].get("uid") or "")
     return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
@@ -324,7 +324,7 @@ def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
     """Return the section `retention` of a run's config, also of a workflow that refers to a
     WorkflowTemplate."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
-    config = recorded.config(workflow)
+    config = workflow_origin.config(workflow)
     if not config and stored_spec:
-        config = recorded.config({"metadata": workflow["metadata"], "spec": stored_spec})
+        config = workflow_origin.config({"metadata": workflow["metadata"], "spec": stored_spec})
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

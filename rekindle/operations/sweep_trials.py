@@ -14,7 +14,7 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from rekindle import project
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
@@ -59,7 +59,7 @@ def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    section = recorded.config({"metadata": {"name": name}, "spec": spec}).get("sweep")
+    section = workflow_origin.config({"metadata": {"name": name}, "spec": spec}).get("sweep")
     if not section:
         raise ConfigError(
             f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"

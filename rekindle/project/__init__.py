@@ -16,8 +16,8 @@ from types import ModuleType
 
 from argolocal.common.files import read_regular
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.project.exceptions import describe
 from rekindle.project.folders import REFERENCE
+from rekindle.project.user_exceptions import describe
 
 # environment variable: the project and other folders to import from, as in PYTHONPATH
 PATH = "REKINDLE_PATH"

@@ -21,7 +21,7 @@ from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import read_description, verify_weights
 from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to_number
 from rekindle.gate import Difference, Evaluation, Gate, Metric
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.serve_config import MAX_BATCH
@@ -211,7 +211,7 @@ def convert_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise exceptions.as_error(error, where) from error
+        raise user_exceptions.as_error(error, where) from error
 
 
 def to_array(values: Any) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.predictor import check_json, open_predictor
 from rekindle.release.release_files import link, record_predictions, serving_files
@@ -64,7 +64,7 @@ class Examples:
         try:
             examples = [Example(*row) for row in rows]
         except TypeError as error:
-            if not exceptions.raises(error):
+            if not user_exceptions.raises(error):
                 raise DataError(
                     f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a"
                     " rekindle.Example."

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.json_text import loads
 from rekindle import tracking
-from rekindle.content.release_files import RECORD, read_described
+from rekindle.content.verified_release import RECORD, read_described
 from rekindle.content.weights import read_description
 from rekindle.documents import Document, ModelFile, parse, validate
 from rekindle.errors import ConfigError

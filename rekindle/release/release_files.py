@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from argolocal.common.json_text import MAX_BYTES, to_json
 from rekindle.content.dataset import FILES
 from rekindle.content.hashes import file_sha256
-from rekindle.content.release_files import (
+from rekindle.content.verified_release import (
     DESCRIBED,
     RECORD,
     REFERENCE,

@@ -20,7 +20,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.request_validation import parse
 from rekindle.release.watch.reference import features
@@ -145,7 +145,7 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
         pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(exceptions.as_error(error, "the model cannot be loaded"))
+        pipe.send(user_exceptions.as_error(error, "the model cannot be loaded"))
 
 
 def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
         raise type(error)(f"{where}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise exceptions.as_error(error, where) from error
+        raise user_exceptions.as_error(error, where) from error
 
 
 def answer_batch(

@@ -11,13 +11,13 @@ from argolocal.common.json_text import replace_nan, to_json
 from rekindle.documents import describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.computation import Computation, build_model, make_state, open_samples
 from rekindle.training.group import elastic
-from rekindle.training.group.membership import Membership
+from rekindle.training.group.interface import Membership
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.local_dataset import LoaderState, local_dataset
@@ -51,7 +51,7 @@ def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
         if isinstance(error, RekindleError):
             text = str(error)
         else:
-            text = exceptions.describe(error)
+            text = user_exceptions.describe(error)
 
         exit_code = getattr(error, "exit_code", 1)
         temporary = isinstance(error, (StorageError, TrackingError))

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from rekindle.content.release_files import read_verified
+from rekindle.content.verified_release import read_verified
 from rekindle.content.weights import REMEDY, WEIGHTS, parse_description, reject_other_weights
 from rekindle.content.weights import raw as raw
 from rekindle.content.weights import weights_sha256 as weights_sha256

@@ -11,7 +11,7 @@ from argolocal.view.runs import show_tables
 from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.kubernetes_api import CRONS, WORKFLOWS, Cluster, Object
-from rekindle.cluster.waiting import add_waiting
+from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read, spec_of
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.overview import run_row, steps_table

@@ -15,10 +15,10 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.view import display, summary
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster, Object
-from rekindle.cluster.waiting import add_waiting
+from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
 from rekindle.operations import results
@@ -127,9 +127,9 @@ def _watch_to_completion(
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run; returns the exit code."""
     status = workflow["status"]
-    is_rekindle = recorded.is_rekindle(workflow)
+    is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, recorded.label(workflow, "name"))
+    endpoint = _endpoint(cluster, workflow_origin.label(workflow, "name"))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
@@ -152,7 +152,7 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],
-        "endpoint": _endpoint(cluster, recorded.label(workflow, "name")),
+        "endpoint": _endpoint(cluster, workflow_origin.label(workflow, "name")),
     }
     status = workflow.get("status") or {"phase": "Pending"}
     cost = results.costs(status, {"spec": spec_of(workflow)})
@@ -173,7 +173,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
-    name = recorded.label(workflow, "name")
+    name = workflow_origin.label(workflow, "name")
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"

@@ -9,7 +9,7 @@ from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status, steps
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.local.cluster import LocalCluster
 from rekindle.operations import results
 from rekindle.view import outcome
@@ -58,7 +58,7 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
-    sha256 = recorded.parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
+    sha256 = workflow_origin.parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
     cost = results.costs(status, manifest)
     return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
         {"cost": cost} if cost else {}
@@ -67,7 +67,7 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
 
 def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
-    name = recorded.label(manifest, "name")
+    name = workflow_origin.label(manifest, "name")
     cluster = LocalCluster(home)
     service = cluster.find("Service", name) if name else None
     if not service:

@@ -13,7 +13,7 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.volume import volume_claim
 from rekindle.errors import RekindleError, say
@@ -49,7 +49,9 @@ def create_run(
 def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the
     run creates."""
-    cluster = recorded.config_or_empty(manifest).get("cluster") if manifest.get("spec") else None
+    cluster = (
+        workflow_origin.config_or_empty(manifest).get("cluster") if manifest.get("spec") else None
+    )
     claim = cluster.get("cache") if isinstance(cluster, dict) else None
     if isinstance(claim, str) and claim:
         return [volume_claim(claim, "1Gi")]
@@ -75,7 +77,7 @@ class Pipeline(foreground.Foreground):
 
     def __init__(self, local: LocalRun) -> None:
         super().__init__(local)
-        self.is_rekindle = recorded.is_rekindle(local.workflow)
+        self.is_rekindle = workflow_origin.is_rekindle(local.workflow)
 
     def begin(self) -> None:
         """Mark the run's folder in the object store, and restart the deployments that `rekindle
@@ -86,7 +88,7 @@ class Pipeline(foreground.Foreground):
         if self._writes_artifacts():
             self._mark()
 
-        name = recorded.label(self.local.workflow, "name")
+        name = workflow_origin.label(self.local.workflow, "name")
         cluster = self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
@@ -115,8 +117,8 @@ class Pipeline(foreground.Foreground):
             return
 
         try:
-            counted = not recorded.parameter(workflow, BACKFILL)
-            pipeline = recorded.pipeline(workflow)
+            counted = not workflow_origin.parameter(workflow, BACKFILL)
+            pipeline = workflow_origin.pipeline(workflow)
             ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")
@@ -136,7 +138,7 @@ class Pipeline(foreground.Foreground):
 
     def success(self, status: Status) -> str:
         endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
-        model = f"{endpoint}/v1/models/{recorded.label(self.local.workflow, 'name')}"
+        model = f"{endpoint}/v1/models/{workflow_origin.label(self.local.workflow, 'name')}"
         curl = f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
         facts = {
             "endpoint": endpoint,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from argolocal.view.summary import Status, Step
-from rekindle.blocks.manifest.recorded import is_rekindle
+from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
 DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN = ("Skipped", "Omitted")

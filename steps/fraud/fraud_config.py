@@ -13,7 +13,7 @@ from rekindle.errors import did_you_mean
 from rekindle.names import parse_s3_address
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
-from steps.fraud.data.world import parse, unparse
+from steps.fraud.data.simulation_uri import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
 # minimum number of cards of a smaller world; with fewer cards, a week may be without fraud

@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle import DataError, Prepared, RekindleError, tracking, workload
 from rekindle.content.recorded_manifest import parse_manifest
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.step import to_text
 from rekindle.tracking import RunData
 
@@ -49,7 +49,7 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
         window = (
             f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
         )
-        raise exceptions.as_error(error, f"`prepare` failed for {window}") from error
+        raise user_exceptions.as_error(error, f"`prepare` failed for {window}") from error
 
     return prepared, digest
 

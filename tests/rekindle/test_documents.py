@@ -16,7 +16,7 @@ import pytest
 
 from argolocal.common.checked_names import INVISIBLE
 from rekindle import tracking
-from rekindle.blocks.manifest import recorded
+from rekindle.blocks.manifest import workflow_origin
 from rekindle.cache import claims, difference, entries
 from rekindle.cache.lookup import reused_tasks
 from rekindle.content.weights import read_description
@@ -305,7 +305,7 @@ def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_ru
     parameters = [{"name": "config", "value": text}, {"name": "cached", "value": text}]
     workflow = {"metadata": {"name": "shop-1"}, "spec": {"arguments": {"parameters": parameters}}}
     with pytest.raises(InvalidDocument, match="the parameter `config` of shop-1 is malformed: "):
-        recorded.config(workflow)
+        workflow_origin.config(workflow)
     with pytest.raises(InvalidDocument, match="the parameter `cached` is malformed: "):
         reused_tasks(workflow)
 

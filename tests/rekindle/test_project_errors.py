@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.errors import CodeError, ConfigError, DataError, RekindleError, StorageError
 from rekindle.project import load
-from rekindle.project.exceptions import as_error
+from rekindle.project.user_exceptions import as_error
 from rekindle.workload import load as load_workload
 
 STEP = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rekindle.content.dataset import FILES
-from rekindle.content.record import DATASET
+from rekindle.content.dataset_record import DATASET
 from rekindle.workload import dataset_facts, prepare
 from steps.fraud.data import boosting
 from steps.fraud.fraud_config import Data, Model

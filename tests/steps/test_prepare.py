@@ -124,7 +124,7 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     import polars as pl
 
     from steps.fraud.data.simulate import simulate
-    from steps.fraud.data.world import World
+    from steps.fraud.data.simulation_uri import World
     from steps.fraud.fraud_config import Columns
 
     rows = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())

@@ -28,7 +28,7 @@ from rekindle.blocks.manifest.provenance import (
 )
 from rekindle.blocks.pod_settings import labels
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.project import exceptions
+from rekindle.project import user_exceptions
 from rekindle.step import pack
 from rekindle.training.cost.pod_requests import of_manifest
 from rekindle.training.cost.prices import ANNOTATION, Prices
@@ -158,7 +158,7 @@ def _workflow(config: "Config") -> Manifest:
         raise
     except Exception as error:  # an error in the user's code
         raise ConfigError(
-            f"{exceptions.describe(error)} Correct the pipeline {config.pipeline}."
+            f"{user_exceptions.describe(error)} Correct the pipeline {config.pipeline}."
         ) from error
 
     raise ConfigError(

@@ -1,7 +1,7 @@
 """Kinds of objects that run locally: the kinds of argolocal, training jobs, JobSets and
 TrainJobs."""
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.manifest.training_jobs import JOBS
 from rekindle.local.jobs.job_set_controller import JobSets, TrainJobs

@@ -4,7 +4,7 @@ controller's rules.
 Source: JobSet 0.12 (pkg/controllers/{jobset_controller,failure_policy,success_policy}.go),
 Kubernetes pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: pod names lack the
 random suffix, environment variables have loopback addresses instead of DNS names, a lost pod is
-replaced after the back-off of pod.py, and startupPolicy is rejected.
+replaced after the back-off of pod_process.py, and startupPolicy is rejected.
 """
 
 import time
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.controllers.base import Controller, Object, sole_container
-from argolocal.controllers.pod import Pod
+from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.pod_process import Pod
 from argolocal.language.gofmt import timestamp
 from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError

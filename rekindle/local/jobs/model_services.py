@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from argolocal.controllers.base import Object
+from argolocal.controllers.controller import Object
 from argolocal.controllers.deployment import Deployments, Services, is_headless
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say

@@ -11,7 +11,7 @@ from typing import Any
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import python
-from argolocal.controllers.pod import Pod
+from argolocal.controllers.pod_process import Pod
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
 from rekindle.local.jobs.frameworks import (

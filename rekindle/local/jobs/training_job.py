@@ -3,8 +3,8 @@ of the operator.
 
 Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and each
 kind's KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS
-names, a shorter back-off before restarts (pod.py), failure messages quote the pod's log, and
-processes that `mpirun` starts in a Worker see the Launcher's files.
+names, a shorter back-off before restarts (pod_process.py), failure messages quote the pod's log,
+and processes that `mpirun` starts in a Worker see the Launcher's files.
 """
 
 import fcntl
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 
-from argolocal.controllers.base import Controller, Object, sole_container
-from argolocal.controllers.memory import memory_volume, shared_memory
-from argolocal.controllers.pod import Pod, terminate_all
+from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.memory_volumes import memory_volume, shared_memory
+from argolocal.controllers.pod_process import Pod, terminate_all
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp

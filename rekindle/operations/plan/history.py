@@ -11,7 +11,7 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status, timestamp
-from rekindle.blocks.manifest.recorded import label, parameter
+from rekindle.blocks.manifest.workflow_origin import label, parameter
 from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster

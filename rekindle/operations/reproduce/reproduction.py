@@ -22,7 +22,7 @@ from rekindle.operations.reproduce import known_differences as checks
 from rekindle.operations.reproduce.checkout import check_out
 from rekindle.operations.reproduce.comparison import Comparison, compare
 from rekindle.operations.reproduce.known_differences import Finding
-from rekindle.operations.reproduce.suspended import (
+from rekindle.operations.reproduce.suspended_values import (
     recorded_values,
     resume_at_once,
     suspended_findings,

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from argolocal.common.json_text import loads, to_json
 from rekindle.content.hashes import file_sha256
-from rekindle.content.release_files import (
+from rekindle.content.verified_release import (
     INPUT_EXAMPLE,
     MLFLOW_FILES,
     MLMODEL,

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import claims, entries
-from rekindle.content.release_files import is_release
+from rekindle.content.verified_release import is_release
 from rekindle.errors import say
 from rekindle.mlflow_api import RequestRefused, condition, request
 from rekindle.names import (

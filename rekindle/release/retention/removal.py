@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.release_files import DESCRIBING, MLFLOW_FILES, RECORD
+from rekindle.content.verified_release import DESCRIBING, MLFLOW_FILES, RECORD
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import read_owner

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.content.release_files import REFERENCE, read_described, reject_other_folder
+from rekindle.content.verified_release import REFERENCE, read_described, reject_other_folder
 from rekindle.documents import Document, parse, read_object
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.names import ModelName

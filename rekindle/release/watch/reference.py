@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from argolocal.common.json_text import to_json
-from rekindle.content.release_files import REFERENCE
+from rekindle.content.verified_release import REFERENCE
 from rekindle.release.watch.scores import count_numbers
 
 FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of the features

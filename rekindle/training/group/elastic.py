@@ -13,8 +13,8 @@ from argolocal.common.environment import whole_number
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
+from rekindle.training.group.interface import Membership
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
-from rekindle.training.group.membership import Membership
 from rekindle.training.group.process_group import (
     CONNECT_TIMEOUT,
     GroupView,

@@ -44,7 +44,7 @@ from torch import Tensor
 from rekindle.errors import ConfigError
 from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.group.membership import Membership
+from rekindle.training.group.interface import Membership
 from rekindle.training.group.process_group import GroupView
 from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
 from rekindle.training.group.tree import share

@@ -217,10 +217,10 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         if isinstance(error, StorageError | TrackingError):
             code = SERVICE_UNAVAILABLE
     except Exception as error:
-        from rekindle.project import exceptions
+        from rekindle.project import user_exceptions
 
         traceback.print_exc()
-        reported_error = exceptions.as_error(error)
+        reported_error = user_exceptions.as_error(error)
         fail(reported_error)
         slot.write_last_words(str(reported_error))
         code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1

@@ -38,11 +38,11 @@ from argolocal.common.environment import MAX_PORT, seconds, whole_number
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
-from rekindle.training.membership import exporter, handshake
+from rekindle.training.membership import handshake, metrics_endpoint
 from rekindle.training.membership.completion import completed_model, open_store
-from rekindle.training.membership.exporter import Exporter
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.messages import parse
+from rekindle.training.membership.metrics_endpoint import Exporter
 from rekindle.training.membership.model_reuse import ReusableModel
 from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator_port, encode
 from rekindle.training.membership.state_machine import Membership
@@ -124,7 +124,7 @@ class Coordinator:
         return code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = whole_number(exporter.VARIABLE, 0, 0, MAX_PORT)
+        port = whole_number(metrics_endpoint.VARIABLE, 0, 0, MAX_PORT)
         # on a loopback address, every local user could read the metrics
         if port and not (host or "").startswith("127."):
             try:

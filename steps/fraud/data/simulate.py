@@ -24,8 +24,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from steps.fraud.data.simulation_uri import World
 from steps.fraud.data.transactions import DAY
-from steps.fraud.data.world import World
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rekindle.errors import DataError, did_you_mean
 from rekindle.names import parse_s3_address
 from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
-from steps.fraud.data.world import parse
+from steps.fraud.data.simulation_uri import parse
 from steps.fraud.fraud_config import Columns, Data
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.deployment import Deployments
 from argolocal.errors import ConfigError
 from argolocal.language.selector import evaluate_conditions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.controllers.controller import LAST_APPLIED, Controller
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.kubectl_check import check_outputs
 from argolocal.engine.nodes import PodEnded, Start

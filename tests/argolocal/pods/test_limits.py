@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argolocal.common import processes
-from argolocal.controllers import pod as pods
+from argolocal.controllers import pod_process as pods
 from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
 from argolocal.pods import limits

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from argolocal.common.processes import start_time
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.manifest.pod_patch import apply_patches
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from argolocal.controllers.deployment import Deployments
-from argolocal.controllers.memory import shared_memory
+from argolocal.controllers.memory_volumes import shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.nodes import FAILED, FULFILLED
 from argolocal.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.controllers.controller import LAST_APPLIED, Controller
 from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster

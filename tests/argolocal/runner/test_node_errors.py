@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from argolocal.common import object_names
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem

@@ -18,7 +18,7 @@ import pytest
 
 from argolocal.common.processes import is_alive
 from argolocal.common.program import POD
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.errors import ConfigError
 from argolocal.pods import executor, filesystem
 from argolocal.pods.process import start_container

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,7 +365,9 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
         ]
 
     delays: list[tuple[float, list[str]]] = []
-    monkeypatch.setattr(workflows.time, "sleep", lambda seconds: delays.append((seconds, kinds())))
+    # the module's name, not the function of `time`: threads of other tests also sleep
+    clock = SimpleNamespace(sleep=lambda seconds: delays.append((seconds, kinds())))
+    monkeypatch.setattr(workflows, "time", clock)
     template = manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
 
     cron = {

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from rekindle import Prepared, project, record_dataset
 from rekindle.content.dataset import FILES, verify_dataset
-from rekindle.content.release_files import content_hash
 from rekindle.content.verified_artifacts import verify_artifact
+from rekindle.content.verified_release import content_hash
 from rekindle.content.weights import verify_weights, weights_sha256
 from rekindle.documents import describe_model
 from rekindle.errors import DataError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from argolocal.manifest.read import workflow
 from argolocal.runner.preflight import check
 from rekindle.errors import ConfigError

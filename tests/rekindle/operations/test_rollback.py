@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from argolocal.common import homes
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from rekindle import tracking
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster

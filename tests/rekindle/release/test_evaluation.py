@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
 from rekindle.content.dataset import FILES, record_files
-from rekindle.content.record import DATASET
-from rekindle.content.release_files import REFERENCE
+from rekindle.content.dataset_record import DATASET
+from rekindle.content.verified_release import REFERENCE
 from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.content.release_files import read_described
 from rekindle.content.verified_artifacts import verify_artifact
+from rekindle.content.verified_release import read_described
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc, release_files
 from rekindle.release.release_files import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from rekindle.content.release_files import content_hash
+from rekindle.content.verified_release import content_hash
 from rekindle.storage import Store
 from tests.waiting import until
 

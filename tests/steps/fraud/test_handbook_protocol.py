@@ -26,8 +26,8 @@ from steps.fraud import handbook_protocol
 from steps.fraud.data.sequences import Rows, TrainingWindows
 from steps.fraud.data.serving_state import State
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.simulation_uri import parse
 from steps.fraud.data.transactions import DAY
-from steps.fraud.data.world import parse
 from steps.fraud.fraud_config import Columns, Data
 from steps.fraud.handbook_protocol import (
     Boosted,

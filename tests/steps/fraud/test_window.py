@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rekindle.workload import prepare
 from steps import fraud
 from steps.fraud.data.simulate import simulate
-from steps.fraud.data.world import parse
+from steps.fraud.data.simulation_uri import parse
 from steps.fraud.fraud_config import Data
 
 NOON = datetime(2024, 3, 18, 12, tzinfo=UTC)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers.base import Controller
+from argolocal.controllers.controller import Controller
 from rekindle import project
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.settings import ClusterConfig

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory import clean_up_shared_memory, shared_memory
+from argolocal.controllers.memory_volumes import clean_up_shared_memory, shared_memory
 from argolocal.language.selector import evaluate_conditions
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError

@@ -25,7 +25,7 @@ from rekindle.operations.reproduce.known_differences import (
     machine_findings,
 )
 from rekindle.operations.reproduce.reproduction import Inputs, run_parameters, training_config
-from rekindle.operations.reproduce.suspended import resume_at_once, suspended_findings
+from rekindle.operations.reproduce.suspended_values import resume_at_once, suspended_findings
 from rekindle.release.origin import Origin, RunFile
 from rekindle.storage import Store
 

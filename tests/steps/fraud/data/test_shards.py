@@ -20,8 +20,8 @@ from steps.fraud.data.boosting import BOOSTING_SETTINGS
 from steps.fraud.data.sequences import Rows as Mapped
 from steps.fraud.data.shards import ARRAYS, calendar, labels_end
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.simulation_uri import World
 from steps.fraud.data.transactions import DAY, Rows
-from steps.fraud.data.world import World
 from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import Written, write
 

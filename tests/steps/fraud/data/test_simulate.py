@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steps.fraud.data.simulate import simulate
-from steps.fraud.data.world import World, parse
+from steps.fraud.data.simulation_uri import World, parse
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.storage import Store
 from steps.fraud.data.row_checks import check
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.simulation_uri import World
 from steps.fraud.data.source import read
-from steps.fraud.data.world import World
 from steps.fraud.fraud_config import Columns, Data
 
 

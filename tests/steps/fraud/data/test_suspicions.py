@@ -13,9 +13,9 @@ import pytest
 from steps.fraud.data.row_checks import check
 from steps.fraud.data.shards import labels_end
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.simulation_uri import parse
 from steps.fraud.data.suspicions import suspicions
 from steps.fraud.data.transactions import DAY
-from steps.fraud.data.world import parse
 from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import write
 

@@ -1,7 +1,7 @@
 """The process that supervises the Deployments. `Deployments.apply` starts this process, which
 outlives the run.
 
-python -m argolocal.runner.supervise --home .argolocal --cluster
+python -m argolocal.runner.supervise_deployments --home .argolocal --cluster
 argolocal.runner.cluster:LocalCluster
 """
 
@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 from argolocal.common.processes import wait_until_recorded
-from argolocal.controllers.supervisor import Supervisor
+from argolocal.controllers.deployment_supervisor import Supervisor
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m argolocal.runner.supervise", description=__doc__
+        prog="python -m argolocal.runner.supervise_deployments", description=__doc__
     )
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument(

@@ -6,7 +6,7 @@ import pytest
 
 from argolocal.view.runs import steps_table
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.waiting import add_waiting, waiting_reason
+from rekindle.cluster.waiting_pods import add_waiting, waiting_reason
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_queue import REASON, WORKLOADS, workload
 from tests.rekindle.cluster.test_workflows import node

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rekindle.training.membership.exporter import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
+from rekindle.training.membership.metrics_endpoint import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
 from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
 from tests.rekindle.training.membership.test_server import config, hello
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from random import random
 from typing import Any
 
-from argolocal.controllers.base import Controller, Object
+from argolocal.controllers.controller import Controller, Object
 from argolocal.controllers.deployment import Deployments, is_headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
 from argolocal.errors import describe
