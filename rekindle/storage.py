@@ -278,11 +278,15 @@ class Store:
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
+            # the mark of a folder, as consoles of object stores create it
+            if entry.key.endswith("/"):
+                file.mkdir(parents=True, exist_ok=True)
+                return
+
             file.parent.mkdir(parents=True, exist_ok=True)
-            if not entry.key.endswith("/"):
-                self._request(
-                    entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
-                )
+            self._request(
+                entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
+            )
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, entries))

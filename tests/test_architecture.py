@@ -238,6 +238,20 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
+def test_no_test_imports_a_module_of_tests():
+    """Helpers that tests share are in modules next to them."""
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names)
+        if "tests." in name and ".test_" in name
+    }
+
+    assert wrong == set()
+
+
 def test_only_one_module_starts_git():
     """Git runs programs that a repository names, unless it is started as in that module."""
     command = re.compile(r"git(\s.*)?|.*/git")

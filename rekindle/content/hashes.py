@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 THREADS = 4
@@ -17,12 +18,23 @@ def file_sha256(path: Path) -> str:
 
 
 def paths_below(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder except folders, by its path in it.
+    """Return everything below a folder except folders with content, by its path in it.
 
-    A link to a folder is not followed: it is an entry of its own, like a pipe or a broken link.
+    A link to a folder is not followed: it is an entry of its own, like a pipe, a broken link or an
+    empty folder.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
     return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def _has_content(path: Path) -> bool:
+    """Return True for a folder that is not empty, and that this process may list."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+
+    with suppress(PermissionError):
+        return any(path.iterdir())
+    return False
 
 
 def compute_sha256s(paths: Iterable[Path]) -> list[str]:

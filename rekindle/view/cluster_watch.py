@@ -129,7 +129,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     status = workflow["status"]
     is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, workflow_origin.label(workflow, "name"))
+    endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
@@ -152,7 +152,7 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],
-        "endpoint": _endpoint(cluster, workflow_origin.label(workflow, "name")),
+        "endpoint": _endpoint(cluster, workflow_origin.pipeline_label(workflow)),
     }
     status = workflow.get("status") or {"phase": "Pending"}
     cost = results.costs(status, {"spec": spec_of(workflow)})
@@ -173,7 +173,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
-    name = workflow_origin.label(workflow, "name")
+    name = workflow_origin.pipeline_label(workflow)
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.rekindle.cli.test_cli import rekindle
+from tests.rekindle.cli.processes import rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
 FRAUD = {

@@ -22,17 +22,10 @@ from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged
 from rekindle.release.rollback import roll_back
 from rekindle.storage import Store
-from tests.argolocal.controllers.test_deployment import (
-    address,
-    answering,
-    load,
-    release,
-    rolled_out,
-    wait,
-)
+from tests.argolocal.controllers.releases import address, answering, load, release, rolled_out, wait
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.rekindle.cli.test_cli import rekindle
+from tests.rekindle.cli.processes import rekindle
 from tests.rekindle.hook import hook
 from tests.waiting import until
 

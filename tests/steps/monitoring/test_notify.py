@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.mlflow_api import RETRIES
 from steps.monitoring import notify
-from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
 from tests.rekindle.hook import hook
 
 FAILED = json.dumps(
