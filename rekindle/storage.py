@@ -28,6 +28,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
+from argolocal.common import exit_codes
 from rekindle.content.hashes import file_sha256 as file_sha256
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
@@ -390,6 +391,6 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
                 last_message = time.monotonic()
 
         if stop_event.wait(pause):
-            raise SystemExit(143)
+            raise SystemExit(exit_codes.TERMINATED)
 
         pause = min(2 * pause, 2.0)

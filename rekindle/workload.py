@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from pydantic import BaseModel, Field, field_validator
 
-from argolocal.common.disk import check_space, size_of
+from argolocal.common.files import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files

@@ -20,6 +20,7 @@ from hera.workflows import (
 from hera.workflows import models as m
 from pydantic.fields import FieldInfo
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
@@ -29,8 +30,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
 from rekindle.step import Step, flag, is_artifact, load, to_text
 
-# excludes the exit codes for invalid data, code or configuration (rekindle/errors.py)
-RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
+RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT]}"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.view import display, summary
@@ -45,7 +46,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
             f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name}"
             f" --watch{flags}\nstop    rekindle stop {name}{flags}\n"
         )
-        return 130
+        return exit_codes.INTERRUPTED
 
     return print_outcome(cluster, workflow, as_json)
 
