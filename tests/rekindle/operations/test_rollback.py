@@ -26,7 +26,7 @@ from tests.argolocal.controllers.releases import address, answering, load, relea
 from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.rekindle.cli.processes import rekindle
-from tests.rekindle.hook import hook
+from tests.rekindle.hook import Hook
 from tests.waiting import until
 
 INSTANCE = "app.kubernetes.io/instance"
@@ -131,7 +131,7 @@ def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> Non
     for _ in range(2):
         model.release()
 
-    with hook() as server:
+    with Hook() as server:
         done = model.run_rollback(name, "-o", "json", NOTIFY_URL=server.url)
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
         (message,) = server.received
