@@ -171,6 +171,7 @@ def test_the_error_without_an_address_names_the_variable(monkeypatch: pytest.Mon
         tracking.find_run("a", "b")
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("tag", "value"),
     [

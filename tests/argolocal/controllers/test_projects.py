@@ -74,6 +74,7 @@ def command(
     )
 
 
+@pytest.mark.slow
 def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
     tmp_path: Path, environment: dict[str, str]
 ):
@@ -112,6 +113,8 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
             assert answer.read().decode() == f"{name} {python}"
 
 
+@pytest.mark.slow
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)]
 )

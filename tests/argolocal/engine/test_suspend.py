@@ -153,6 +153,7 @@ def manifest(path: Path, **spec: Any) -> str:
     return "w.json"
 
 
+@pytest.mark.slow
 def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:

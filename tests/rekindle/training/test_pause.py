@@ -52,6 +52,7 @@ def test_a_paused_training_ends_with_the_same_weights(
     )
 
 
+@pytest.mark.slow
 def test_workers_pause_together_and_any_number_of_workers_continues(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
@@ -64,6 +65,7 @@ def test_workers_pause_together_and_any_number_of_workers_continues(
     assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_rungs_does_not_change_the_result(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:

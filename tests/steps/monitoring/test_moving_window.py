@@ -84,6 +84,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
     assert newer.unchanged == "" and "verdict" not in tracking.tags_of(newer.run_id)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"]
 )
@@ -94,6 +95,7 @@ def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, tim
     weeks.run("2024-04-22")
 
 
+@pytest.mark.slow
 def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -> None:
     weeks.run("2024-04-15")
     changed = weeks.run("2024-04-22", train={"seed": 2})
@@ -111,6 +113,7 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
     assert "the code changed" in weeks.run("2024-05-06", train={"seed": 2}).warnings[-1]
 
 
+@pytest.mark.slow
 def test_only_successful_scheduled_runs_for_earlier_times_count(weeks: Weeks) -> None:
     assert weeks.run("2024-04-15", more={"scheduled": ""}).unchanged == "", "started by hand"
     assert weeks.run("2024-04-15", status="FAILED").unchanged == ""
