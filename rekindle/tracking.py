@@ -43,6 +43,8 @@ BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
 URI = "rekindle.uri"
 SHA256 = "rekindle.sha256"
 REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
+# tag of a new model version, until no earlier version with the same files is found
+UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 # tag of a promoted model version: the MLflow run that promoted it last
@@ -382,43 +384,74 @@ def register(
         "name": name,
         "source": source,
         "run_id": run_id,
-        "tags": _pairs({**tags, URI: uri, SHA256: sha256}),
+        "tags": _pairs({**tags, URI: uri, SHA256: sha256, UNCONFIRMED: "yes"}),
     }
 
     while True:
-        for number in _registered_versions(name, uri, source):
+        for registered in _registered_versions(name, uri, source):
+            number = registered["version"]
             # from now on, retention keeps the version
             _set_alias(name, CANDIDATE, number)
             found = _get("model-versions/get", "model_version", name=name, version=number)
-            if found and REMOVED not in mapping(found.get("tags")):
+            if not found or REMOVED in mapping(found.get("tags")):
+                continue
+
+            if _confirm(name, number):
+                remove_duplicates(name, uri, source, number)
                 return _release(found)
 
         version = _post("model-versions/create", content)["model_version"]
         number = version["version"]
         # another process may have registered the same files since the search: the first one counts
-        earlier_numbers = [
-            other for other in _registered_versions(name, uri, source) if int(other) < int(number)
-        ]
-        if not earlier_numbers:
+        first = next(iter(_registered_versions(name, uri, source)), version)
+        if first["version"] == number and _confirm(name, number):
             _set_alias(name, CANDIDATE, number)
             return _release(version)
 
-        delete = {"name": name, "version": number}
-        _request("DELETE", "mlflow/model-versions/delete", json=delete)
+        _delete("model-versions/delete", {"name": name, "version": number})
 
 
-def _registered_versions(name: str, uri: str, source: str) -> list[str]:
+def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
+    """Delete the versions that were registered for the same files after the version `number`.
+
+    Their processes ended before they could delete them, or have not yet deleted them.
+    """
+    for version in _registered_versions(name, uri, source):
+        is_later = int(version["version"]) > int(number)
+        if is_later and UNCONFIRMED in mapping(version.get("tags")):
+            _delete("model-versions/delete", {"name": name, "version": version["version"]})
+
+
+def _confirm(name: str, number: str) -> bool:
+    """Note that a version is the first one of its files. Return False if it was deleted."""
+    version = {"name": name, "version": number, "key": UNCONFIRMED}
+    return _delete("model-versions/delete-tag", version)
+
+
+def _delete(path: str, content: Mapping[str, Any]) -> bool:
+    """Delete something of MLflow. Return False if it does not exist: another process has deleted
+    it."""
+    try:
+        _request("DELETE", f"mlflow/{path}", json=content)
+    except RequestRefused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+    return True
+
+
+def _registered_versions(name: str, uri: str, source: str) -> list[dict[str, Any]]:
     """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
     that are being removed."""
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
-    numbers = []
+    versions = []
 
     for version in _versions(search_filter, name):
         tags = mapping(version.get("tags"))
         if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
-            numbers.append(version["version"])
+            versions.append(version)
 
-    return sorted(numbers, key=int)
+    return sorted(versions, key=lambda version: int(version["version"]))
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:

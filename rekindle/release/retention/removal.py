@@ -179,6 +179,9 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
             request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
 
+    tracking.remove_duplicates(
+        release.model, release.prefix, store.uri(release.prefix), version["version"]
+    )
     # registered since the decision, for the same files
     if not listing.has_other_version(store, release):
         _remove_files(store, release, [obj.key for obj in objects])

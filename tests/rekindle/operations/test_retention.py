@@ -26,12 +26,13 @@ from rekindle.mlflow_api import request
 from rekindle.names import RunName
 from rekindle.operations import retention
 from rekindle.release.retention import listing, ownership, removal
-from rekindle.release.retention.decision import Removal, Run, RunRemoval
+from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.test_tracking import leave_duplicate
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -653,6 +654,22 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     runs.make(keep_runs=9)
     assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
+
+
+def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_release(
+    runs: Runs, mlflow_server: str
+) -> None:
+    prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
+    leave_duplicate(mlflow_server, runs.pipeline, prefix, runs.store.uri(prefix))
+    record = {"name": runs.pipeline, "version": "1", "model_sha256": "0" * 64}
+    runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
+
+    tracking.tag_version(runs.pipeline, "1", tracking.REMOVED, listing.store_id(runs.store))
+    item = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
+    context = listing.Context({}, 0, 0, None)
+    removal.remove(runs.store, Removal(releases=[item]), removal.NoHost(), context)
+    assert versions(runs) == {}
+    assert not list(runs.store.list(prefix))
 
 
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
