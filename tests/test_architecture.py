@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.common import exit_codes
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
@@ -107,6 +109,8 @@ HERA = ("pipelines.", "rekindle.blocks.")
 
 
 # modules in whose lists `git` is a kind of artifact of Argo
+EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
+EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -292,6 +296,23 @@ def test_only_one_module_writes_json():
     }
 
     assert modules == {"argolocal.common.json_text"}
+
+
+def test_exit_codes_have_names():
+    """`argolocal.common.exit_codes` names the numbers that end a process."""
+    numbers = {value for value in vars(exit_codes).values() if isinstance(value, int)}
+
+    wrong = {
+        f"{module}, line {node.lineno}: {ast.unparse(node)}"
+        for module, tree in product().items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
+        or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
+        for value in ast.walk(node)
+        if isinstance(value, ast.Constant) and value.value in numbers
+    }
+
+    assert wrong == set()
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])
