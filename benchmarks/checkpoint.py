@@ -64,7 +64,8 @@ def endpoint(root: Path) -> Iterator[Store]:
     with subprocess.Popen(
         command, env=os.environ | keys, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout and process.stdout.readline()
+        assert process.stdout
+        assert process.stdout.readline()
         try:
             yield Store("rekindle", f"http://127.0.0.1:{port}", *keys.values())
         finally:

@@ -142,7 +142,8 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "imports are absolute"
+            assert node.level == 0
+            assert node.module, "imports are absolute"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 yield name if name in trees() else node.module

@@ -134,7 +134,8 @@ def coordinator_lines(folder: Path) -> Case:
 
         is_unchanged = connection.nonce and repr(coordinator.membership) == membership
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
-        assert len(connection.pending_data) <= MAX_LINE and len(transport.sent) < 100_000
+        assert len(connection.pending_data) <= MAX_LINE
+        assert len(transport.sent) < 100_000
 
         if chance.random() < 0.5:
             connection.connection_lost(None)
@@ -227,7 +228,8 @@ def checkpoints(folder: Path) -> Case:
                 ]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
 
-            assert remote.write(Upload(9, newer), RankSize(0, 1)) and remote.newest_step() >= 9
+            assert remote.write(Upload(9, newer), RankSize(0, 1))
+            assert remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
         key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)

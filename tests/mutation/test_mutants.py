@@ -55,9 +55,8 @@ def test_each_mutant_changes_one_decision() -> None:
 
 def test_edits_of_other_lines_of_a_module_do_not_change_the_sampled_mutants() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
-    assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample(
-        {"module.py": SOURCE}, 8, 5
-    )
+    assert len(drawn) == 5
+    assert drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
     assert [(mutant.line, mutant.after) for mutant in grown] == [
         (mutant.line, mutant.after) for mutant in drawn

@@ -75,7 +75,8 @@ def distribution(choice: Choice, is_integer: bool) -> Any:
     list values."""
     if choice.choices:
         return CategoricalDistribution([to_json(value) for value in choice.choices])
-    assert choice.low is not None and choice.high is not None
+    assert choice.low is not None
+    assert choice.high is not None
     if is_integer:
         return IntDistribution(int(choice.low), int(choice.high), choice.log, int(choice.step) or 1)
     return FloatDistribution(choice.low, choice.high, choice.log, choice.step or None)

@@ -58,7 +58,8 @@ class Choice(Section):
         """Return the number of possible values; 0 if the range has no step."""
         if self.choices:
             return len(self.choices)
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         if self.step:
             return int((self.high - self.low) / self.step + 1e-9) + 1
         return 0
@@ -67,7 +68,8 @@ class Choice(Section):
         """Return True if `value` is a possible value."""
         if self.choices:
             return value in self.choices
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         if not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         if not self.step:

@@ -215,7 +215,8 @@ def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) ->
         "x": "2",
         "z": "4",
     }
-    assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
+    assert spec["entrypoint"] == "main"
+    assert len(spec["templates"]) == 1
 
 
 def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path: Path) -> None:
@@ -300,7 +301,8 @@ def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_th
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
     meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
     assert meta["labels"] == {"workflows.argoproj.io/workflow-template": "t", "e": "f"}
-    assert (meta["annotations"], meta["namespace"]) == ({}, "n")
+    assert meta["annotations"] == {}
+    assert meta["namespace"] == "n"
 
 
 @pytest.mark.parametrize(

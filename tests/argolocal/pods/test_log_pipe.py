@@ -86,8 +86,10 @@ def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> Non
     source = shlex.join([sys.executable, "-c", code])
     for _ in range(5):
         run_script(source, log, copy)
-    assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
-    assert log.read_bytes().count(b"2") == 5 << 22 and set(copy.read_bytes()) == {ord("1")}
+    assert log.stat().st_size == 5 << 23
+    assert copy.stat().st_size == 5 << 22
+    assert log.read_bytes().count(b"2") == 5 << 22
+    assert set(copy.read_bytes()) == {ord("1")}
 
 
 def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) -> None:
@@ -111,7 +113,9 @@ def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) ->
 
 def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) -> None:
     pipe = run_script(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
-    assert pipe.error and pipe.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
+    assert pipe.error
+    assert pipe.error.errno == errno.ENOSPC
+    assert (tmp_path / "done").exists()
 
 
 @pytest.mark.slow
@@ -229,4 +233,5 @@ def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: P
         "ended 1",
         "ended 0",
     ], done
-    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -53,9 +53,8 @@ def resource(manifest: dict[str, Any]) -> dict[str, Any]:
 def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None:
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert status["phase"] in ("Error", "Failed"), status
-    assert {nodes["w"]["phase"]} <= {"Error", "Failed"} and reason in nodes["w"]["message"], nodes[
-        "w"
-    ]
+    assert {nodes["w"]["phase"]} <= {"Error", "Failed"}, nodes["w"]
+    assert reason in nodes["w"]["message"], nodes["w"]
     assert nodes["w.onExit"]["phase"] == "Succeeded"
     assert "Running" not in {node["phase"] for node in nodes.values()}
 

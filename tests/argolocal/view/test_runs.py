@@ -78,7 +78,8 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
         runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False)
         == "report has printed nothing."
     )
-    assert "line of clean" in out.getvalue() and "line of train" not in out.getvalue()
+    assert "line of clean" in out.getvalue()
+    assert "line of train" not in out.getvalue()
 
 
 def test_a_cell_of_a_table_is_one_line() -> None:

@@ -61,7 +61,8 @@ def train(checkpoints: Checkpoints, step: int) -> None:
 
 def finish_upload(checkpoints: Checkpoints) -> bool:
     """Wait for the current upload. Returns True if it was successful."""
-    assert checkpoints._thread and checkpoints._upload
+    assert checkpoints._thread
+    assert checkpoints._upload
     checkpoints._thread.join(60)
     return not checkpoints._upload.problem
 

@@ -89,7 +89,8 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
     assert agree(*groups) == ["", ""]
     newest = max(state_of_a[0], state_of_b[0])
     for group in groups:
-        assert group.state.step == newest and bool((group.state.memory == newest).all())
+        assert group.state.step == newest
+        assert bool((group.state.memory == newest).all())
         group.checkpoints.close(remove=True)
 
 
@@ -103,7 +104,8 @@ def test_a_sender_that_dies_leaves_the_receivers_state_intact(
     sender.state.memory = torch.empty(0, device="meta")
     errors = agree(receiver, sender)
     assert all(errors)
-    assert receiver.state.step == 5 and bool((receiver.state.memory == 5).all())
+    assert receiver.state.step == 5
+    assert bool((receiver.state.memory == 5).all())
     sender.state.memory = whole
     for group in (receiver, sender):
         group.checkpoints.close(remove=True)

@@ -32,7 +32,8 @@ def test_workers_of_a_node_share_one_download(s3: Store, tmp_path: Path) -> None
     digest = upload(s3, tmp_path / "d", "shared/dataset", a=b"numbers")
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(lambda _: local_dataset(s3, "shared/dataset", digest), range(4)))
-    assert len(set(folders)) == 1 and (folders[0] / "shards/a").read_bytes() == b"numbers"
+    assert len(set(folders)) == 1
+    assert (folders[0] / "shards/a").read_bytes() == b"numbers"
     s3.delete(["shared/dataset/shards/a"])
     assert (local_dataset(s3, "shared/dataset", digest) / "shards/a").exists()
 
@@ -103,7 +104,8 @@ def test_a_damaged_local_copy_is_downloaded_again(
         inode = file.stat().st_ino
         file.write_bytes(b"numberz")
         assert local_dataset(s3, "local/dataset", digest) / "shards/a" == file
-        assert file.read_bytes() == b"numbers" and file.stat().st_ino != inode
+        assert file.read_bytes() == b"numbers"
+        assert file.stat().st_ino != inode
         assert opened.read() == b"numberz", "a process that has the file open keeps it"
     assert "the local copy of the dataset is downloaded again" in capsys.readouterr().err
     (file.parent / "added").touch()

@@ -14,7 +14,8 @@ def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) 
         metrics.record(step, 0.5, 1.0, 0.1)
     metrics.close()
     lines = capsys.readouterr().err.splitlines()
-    assert lines and all(LINE.fullmatch(line) for line in lines)
+    assert lines
+    assert all(LINE.fullmatch(line) for line in lines)
     assert lines[-1].startswith("progress step=3/3 loss=0.50000 ")
 
 
@@ -28,12 +29,11 @@ def test_the_progress_line_shows_the_newest_validation_loss(
     metrics.validated(2, {"loss": 0.125, "accuracy": 0.875})
     metrics.close()
     line, last = capsys.readouterr().err.splitlines()
-    assert (
-        line.endswith(" validation_loss=0.25000")
-        and last == "validation loss=0.12500 accuracy=0.87500"
-    )
+    assert line.endswith(" validation_loss=0.25000")
+    assert last == "validation loss=0.12500 accuracy=0.87500"
     match = PROGRESS.search(line)
-    assert match and match[6] == "0.25000"
+    assert match
+    assert match[6] == "0.25000"
 
 
 def test_the_curve_of_a_training_that_diverged_is_json() -> None:

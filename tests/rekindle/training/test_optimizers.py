@@ -122,7 +122,8 @@ def test_the_optimizer_may_freeze_parameters() -> None:
         return torch.optim.Adam(model.parameters(), lr=train.learning_rate)
 
     state = State(net(), TrainConfig.model_validate({}), CPU, optimizer)
-    assert state.size == 16 * 4 and not any(name.startswith("0.") for name, *_ in state.layout)
+    assert state.size == 16 * 4
+    assert not any(name.startswith("0.") for name, *_ in state.layout)
 
 
 class Forgetful(torch.optim.SGD):

@@ -42,8 +42,10 @@ def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(
 ) -> None:
     settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
     rates = [settings.rate(step, 40, 0.5) for step in range(40)]
-    assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
-    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[0] > 0
+    assert rates[:10] == sorted(rates[:10])
+    assert max(rates) == 0.5 == rates[9]
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[0] > 0
     assert (rates[19], rates[-1]) == pytest.approx((at_19, last), rel=1e-3)
 
 

@@ -74,12 +74,10 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
     report = json.loads(explain(tmp_path, "fraud", as_json=True))
 
-    assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == (
-        "fraud",
-        "complete",
-        1,
-        40,
-    )
+    assert report["workflow"] == "fraud"
+    assert report["state"] == "complete"
+    assert report["preemptions"] == 1
+    assert report["steps"] == 40
 
     assert text.endswith("\n".join(report["words"]))
 
@@ -205,18 +203,17 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     text = explain(tmp_path, "mpi", as_json=False)
     report = json.loads(explain(tmp_path, "mpi", as_json=True))
     (job,) = report["jobs"]
-    assert (job["kind"], job["pods"]) == ("MPIJob", {"Launcher": 1, "Worker": 2})
+    assert job["kind"] == "MPIJob"
+    assert job["pods"] == {"Launcher": 1, "Worker": 2}
 
     if ended:
         cause = "its job or Deployment has failed: the logs of the pods show why"
         outcome = f"failed after 1 min 00 s. Cause: {cause}. It cost "
-        assert (
-            f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text
-            and "The whole run cost" in text
-        )
-        assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job[
-            "cost"
-        ] > 0
+        assert f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text
+        assert "The whole run cost" in text
+        assert job["seconds"] == 60
+        assert job["cost"] == report["run_cost"]["steps"]["train"]
+        assert job["cost"] > 0
     else:
         assert "train: MPIJob (Launcher 1, Worker 2) has not started." in text
 

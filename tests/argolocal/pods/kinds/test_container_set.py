@@ -96,11 +96,9 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
         ("Container", "Pending", pod.id, "one")
     }
 
-    assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == (
-        "a",
-        [a["id"]],
-        [b["id"], c["id"]],
-    )
+    assert a["displayName"] == "a"
+    assert s.nodes[pod.id]["children"] == [a["id"]]
+    assert a["children"] == [b["id"], c["id"]]
 
     s.advance(2, [PodStarted(pod.id), *(PodStarted(id) for id in pod.containers.values())])
     assert a["phase"] == "Running"
@@ -154,10 +152,8 @@ def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Pa
     status = ran(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
-    assert (pod["message"], pod["outputs"]["parameters"][0]["value"]) == (
-        "main: Error (exit code 1)",
-        ".\n.",
-    )
+    assert pod["message"] == "main: Error (exit code 1)"
+    assert pod["outputs"]["parameters"][0]["value"] == ".\n."
 
 
 @needs_namespaces

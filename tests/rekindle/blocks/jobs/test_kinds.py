@@ -31,7 +31,8 @@ def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> Non
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
             security = pod.get("securityContext", {}) | container["securityContext"]
-            assert security["runAsNonRoot"] and security["runAsUser"] > 0
+            assert security["runAsNonRoot"]
+            assert security["runAsUser"] > 0
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}

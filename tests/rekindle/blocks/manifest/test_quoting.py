@@ -220,7 +220,8 @@ def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
     condition = substitute(
         as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text}
     )
-    assert condition == "'' == 'a'" and not should_execute(condition)
+    assert condition == "'' == 'a'"
+    assert not should_execute(condition)
 
 
 @pytest.mark.parametrize("key", ["", "a') || 'b", 'a"b', "a.b", "a[0]", "a}}", "a b", "a\\", "a\n"])

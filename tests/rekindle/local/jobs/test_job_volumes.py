@@ -107,9 +107,8 @@ def test_a_job_whose_secret_is_missing_fails_and_names_the_secret(tmp_path: Path
     env = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}
     status = run(tmp_path, job("true", env=(env,)), onExit="read")
     messages = " ".join(node.get("message", "") for node in status["nodes"].values())
-    assert status["phase"] == "Failed" and "'none'" in str(
-        LocalCluster(tmp_path).kinds and messages + _job(tmp_path)
-    )
+    assert status["phase"] == "Failed"
+    assert "'none'" in str(LocalCluster(tmp_path).kinds and messages + _job(tmp_path))
     assert "w.onExit" in {node["name"] for node in status["nodes"].values()}
 
 

@@ -36,7 +36,8 @@ def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Eve
     assert begin(first) == 0
     first.loader.data.position = 42
     train(first, 5)
-    assert begin(second) == 5 and equal(first, second)
+    assert begin(second) == 5
+    assert equal(first, second)
     assert second.loader.data.position == 42
     assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
         ("restored", "none", 0),
@@ -96,7 +97,8 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         assert key.rsplit("/", 1)[1] in log
         assert any(name == "torn" for name, _ in events)
     else:
-        assert key.endswith("/latest") and equal(again, first)
+        assert key.endswith("/latest")
+        assert equal(again, first)
 
     train(again, older + 1)  # the same step again, without damage
     last = open_()
@@ -132,11 +134,13 @@ def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
     store.put(invalid, forged)
     store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
     again = open_()
-    assert begin(again) == 1 and equal(again, first), "the intact manifest is used instead"
+    assert begin(again) == 1
+    assert equal(again, first), "the intact manifest is used instead"
     assert reason in capsys.readouterr().err
     train(again, 2)
     last = open_()
-    assert begin(last) == 2 and equal(last, again)
+    assert begin(last) == 2
+    assert equal(last, again)
 
 
 def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> None:
@@ -151,7 +155,8 @@ def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> No
     assert begin(finder) == 5
     train(heir, 6)  # it has received the state of the finder, which is killed now
     last = open_()
-    assert begin(last) == 6 and equal(last, heir)
+    assert begin(last) == 6
+    assert equal(last, heir)
 
 
 def test_all_members_of_a_group_upload_their_share(
@@ -167,7 +172,8 @@ def test_all_members_of_a_group_upload_their_share(
             assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
     last = open_()
-    assert begin(last) == 7 and equal(last, members[0])
+    assert begin(last) == 7
+    assert equal(last, members[0])
     assert [name for name, _ in events].count("checkpoint") == 1
 
 
@@ -181,7 +187,8 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
         members[rank].keep(RankSize(rank, 3), durable=True)
     assert finish_upload(members[0])
     last = open_()
-    assert begin(last) == 7 and equal(last, members[0])
+    assert begin(last) == 7
+    assert equal(last, members[0])
 
 
 def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
@@ -192,11 +199,13 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
         assert not members[rank].due()
         update(members[rank], 7)
     members[1].keep(RankSize(1, 2), durable=True)  # rank 0 is killed here
-    assert finish_upload(members[1]) and not keys(members[1], "manifests/")
+    assert finish_upload(members[1])
+    assert not keys(members[1], "manifests/")
     assert members[1].due()
     update(members[1], 8)
     members[1].keep(RankSize(0, 1), durable=True)
-    assert finish_upload(members[1]) and not members[1].due()
+    assert finish_upload(members[1])
+    assert not members[1].due()
     last = open_()
     assert begin(last) == 8
 
@@ -255,7 +264,9 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
     for step in (1, 2, 3):
         update(member, step)
         member.keep(RankSize(1, 2), durable=True)
-    assert member._busy and member._upload and member._upload.step == 1
+    assert member._busy
+    assert member._upload
+    assert member._upload.step == 1
 
 
 def test_starting_workers_wait_for_an_unavailable_store(

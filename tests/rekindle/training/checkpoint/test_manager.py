@@ -46,9 +46,8 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
 
     first.close(remove=False)
     second = open_(node="n", data=Stream())
-    assert 1 <= second.state.step <= 8 and second.loader.data.position == sum(
-        range(second.state.step + 1)
-    )
+    assert 1 <= second.state.step <= 8
+    assert second.loader.data.position == sum(range(second.state.step + 1))
     update(first, second.state.step)
     assert equal(first, second)
     begin(second)
@@ -62,7 +61,8 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         checkpoints = open_(keep_checkpoints=count)
         train(checkpoints, checkpoints.state.step + 9)
         shown = capsys.readouterr().err
-        assert ("each checkpoint has" in shown) == bool(words) and words in shown
+        assert ("each checkpoint has" in shown) == bool(words)
+        assert words in shown
 
 
 @pytest.mark.slow
@@ -104,7 +104,8 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     path.write_bytes(data)
     second = open_(node="n")
     second.report()
-    assert second.state.step == -1 and begin(second) == 3
+    assert second.state.step == -1
+    assert begin(second) == 3
     assert "the snapshot of step 3 in" in capsys.readouterr().err
     assert [name for name, _ in events] == ["checkpoint", "torn", "restored"]
 
@@ -125,7 +126,9 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
     second.report()
     second.report()
     ((name, fields),) = events[1:]
-    assert (name, fields["step"], fields["last"]) == ("step", 8, True)
+    assert name == "step"
+    assert fields["step"] == 8
+    assert fields["last"] is True
     assert fields["age_s"] >= 0
 
 
@@ -166,7 +169,8 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
     assert not last.flush(RankSize(0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
-    assert "the state of step 6 is not in the object store: " in log and "A copy remains in" in log
+    assert "the state of step 6 is not in the object store: " in log
+    assert "A copy remains in" in log
     last.close(remove=False)
     assert open_(node="n").state.step == 6
 
@@ -233,19 +237,19 @@ def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(
 ) -> None:
     first = open_(node="n")
     began = time.monotonic()
-    assert snapshot(first, 1, durable=True) and finish_upload(first)
+    assert snapshot(first, 1, durable=True)
+    assert finish_upload(first)
     until("the event is recorded", lambda: [name for name, _ in events] == ["checkpoint"])
     elapsed = time.monotonic() - began
-    assert 0 < first.interval.duration <= elapsed and 0 < first.interval.cost <= 2 * elapsed
+    assert 0 < first.interval.duration <= elapsed
+    assert 0 < first.interval.cost <= 2 * elapsed
     (_, fields) = events[0]
     size = first.state.memory.numel() * 4
 
-    assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (
-        1,
-        size,
-        size,
-        "n",
-    )
+    assert fields["step"] == 1
+    assert fields["bytes"] == size
+    assert fields["uploaded"] == size
+    assert fields["name"] == "n"
 
     assert 0 <= fields["seconds"] <= elapsed + 0.001
     assert first.interval.facts()["losses"] == 0
@@ -274,7 +278,8 @@ def test_the_ledger_has_the_first_step_of_a_process(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = open_(node="n")
-    assert begin(first) == 0 and first.snapshot_crc == 0
+    assert begin(first) == 0
+    assert first.snapshot_crc == 0
     train(first, 4)
     first.keep(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
@@ -282,7 +287,9 @@ def test_the_ledger_has_the_first_step_of_a_process(
     hot = open_(node="n")
     durable = open_(node="m")
     assert hot.snapshot_crc != 0, "it identifies equal states"
-    assert begin(hot) == begin(durable) == 4 and equal(hot, durable) and durable.snapshot_crc == 0
+    assert begin(hot) == begin(durable) == 4
+    assert equal(hot, durable)
+    assert durable.snapshot_crc == 0
 
     tiers = [
         (fields["tier"], fields["step"], fields["name"])
@@ -292,7 +299,8 @@ def test_the_ledger_has_the_first_step_of_a_process(
 
     assert tiers == [("none", 0, "n"), ("hot", 4, "m"), ("durable", 4, "m")]
     log = capsys.readouterr().err
-    assert log.count("resuming from step 4") == 1 and "step 4 was found in shared memory" in log
+    assert log.count("resuming from step 4") == 1
+    assert "step 4 was found in shared memory" in log
     assert [durable.interval.facts()["losses"], hot.interval.facts()["losses"]] == [1, 0]
     hot.close(remove=True)
     assert open_(node="n").state.step == -1, "its snapshots were removed"
@@ -346,10 +354,13 @@ def test_an_older_upload_is_cancelled_for_the_last_state(
     last.keep(RankSize(0, 1), durable=True)
     assert not last.due(), "one upload at a time"
     first = last._upload
-    assert last._thread and last._thread.daemon, "the upload does not delay the exit of the process"
+    assert last._thread
+    assert last._thread.daemon, "the upload does not delay the exit of the process"
     update(last, 2)
     assert last.flush(RankSize(0, 1), soon)
-    assert first and first.stop.is_set() and first.step == 1
+    assert first
+    assert first.stop.is_set()
+    assert first.step == 1
     assert begin(open_()) == 2
 
 
@@ -377,7 +388,8 @@ def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
 
     for node, found in (("n", True), ("m", False)):
         other = open_(node=node, torch_build="3")
-        assert begin(other) == 3 and equal(first, other)
+        assert begin(other) == 3
+        assert equal(first, other)
         log = capsys.readouterr().err
         assert ("another torch build" in log) == found
         assert ("another kind of machine" in log) != found

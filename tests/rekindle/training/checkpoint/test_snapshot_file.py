@@ -73,9 +73,8 @@ def read(path: Path) -> tuple[int, list[str]]:
 
         snapshot, loader = saved
         file.load(snapshot, memoryview(target))
-        assert (
-            bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
-        )
+        assert bytes(target) == content(snapshot.step)
+        assert loader == f"loader {snapshot.step}".encode()
 
         return snapshot.step, file.damage
     finally:
@@ -206,7 +205,8 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
 
     for attempt in range(12):
         process = writer(path, size)
-        assert process.stdout and process.stdout.readline() == "ready True\n"
+        assert process.stdout
+        assert process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
             newest = max(newest, int(process.stdout.readline()))
 
@@ -235,7 +235,8 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             assert newest <= saved[0].step <= newest + 1
             newest = saved[0].step
             file.load(saved[0], memoryview(target))
-            assert target == bytes([newest % 251]) * size and saved[1] == b"%d" % newest
+            assert target == bytes([newest % 251]) * size
+            assert saved[1] == b"%d" % newest
         else:
             assert newest == 0
 
@@ -248,10 +249,13 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
 def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(shared: Path) -> None:
     path = shared / "file"
     frozen = writer(path)
-    assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
+    assert frozen.stdout
+    assert frozen.stdout.readline()
+    assert frozen.stdout.readline() == "1\n"
     frozen.send_signal(signal.SIGSTOP)
     successor = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, SIZE)
-    assert not successor.is_locked and next(successor.read())[0].step >= 1
+    assert not successor.is_locked
+    assert next(successor.read())[0].step >= 1
     successor.close(remove=True)
     assert path.exists()
     frozen.kill()
@@ -269,7 +273,8 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
     old = snapshot_file.path(other, "old")
     foreign = shared / "mine"
     process = writer(held)
-    assert process.stdout and process.stdout.readline()
+    assert process.stdout
+    assert process.stdout.readline()
 
     for path in (written(dead, 1), written(old, 1), foreign):
         path.touch()
@@ -284,7 +289,8 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
     assert snapshot_file.discard(run) == [dead]
     process.kill()
     process.communicate()
-    assert snapshot_file.discard(run) == [held] and foreign.exists()
+    assert snapshot_file.discard(run) == [held]
+    assert foreign.exists()
 
 
 def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
@@ -303,7 +309,8 @@ def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
     process = writer(shared / "file", preexec_fn=limited)
-    assert "OSError" in process.communicate()[1] and process.returncode == 1
+    assert "OSError" in process.communicate()[1]
+    assert process.returncode == 1
 
 
 def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
@@ -318,14 +325,16 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(sh
     file.close()
     before = opened(path).last_step
     data = bytearray(path.read_bytes())
-    assert before and before[0] == 8
+    assert before
+    assert before[0] == 8
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged = bytearray(data)
         damaged[position] ^= 1  # the record of step 8, which is even
         path.write_bytes(damaged)
         last_step = opened(path).last_step
-        assert last_step and last_step[0] == 7
+        assert last_step
+        assert last_step[0] == 7
 
     path.write_bytes(bytes(len(data)))
     assert opened(path).last_step is None

@@ -106,7 +106,10 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
 
 def test_the_report_of_a_training_without_losses_names_no_losses():
     bill = bill_of(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
-    assert (bill.uses[TRAINED], bill.uses[WAITED], bill.total, bill.without_spot) == (2, 1, 3, 12)
+    assert bill.uses[TRAINED] == 2
+    assert bill.uses[WAITED] == 1
+    assert bill.total == 3
+    assert bill.without_spot == 12
     assert list(describe(bill)) == [
         "The training cost 3.00 EUR: 2.00 trained, 1.00 waited.",
         (
@@ -143,20 +146,22 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     )
 
     # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
-    assert (bill.uses[TRAINED], bill.uses[LOST], bill.uses[WAITED]) == (
-        2 * 5.5 / 4,
-        2 * 3 / 4,
-        2 * 6 / 4,
-    )
+    assert bill.uses[TRAINED] == 2 * 5.5 / 4
+    assert bill.uses[LOST] == 2 * 3 / 4
+    assert bill.uses[WAITED] == 2 * 6 / 4
 
-    assert (bill.waits, bill.losses) == (2 * 4 / 4, 2 * 7 / 4)
+    assert bill.waits == 2 * 4 / 4
+    assert bill.losses == 2 * 7 / 4
     assert bill.without_spot == 2 * 5.5 + 2 * 2
     checkpointing = bill.checkpoint_interval
-    assert checkpointing and (checkpointing.losses, checkpointing.repeated) == (1, 25)
+    assert checkpointing
+    assert checkpointing.losses == 1
+    assert checkpointing.repeated == 25
     # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
     best = math.sqrt(2 * 0.02 * 8.5)
     rate = 2 * 8.5 / 4
-    assert (checkpointing.seconds, checkpointing.best_seconds) == (4.25, pytest.approx(best))
+    assert checkpointing.seconds == 4.25
+    assert checkpointing.best_seconds == pytest.approx(best)
     assert checkpointing.saved == pytest.approx(
         rate * (0.02 / 4.25 + 4.25 / 17 - 0.02 / best - best / 17)
     )
@@ -189,7 +194,8 @@ def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
         (12, "complete", {"step": 55}),
     )
 
-    assert bill.preemptions == 1 and bill.uses[LOST] > 0
+    assert bill.preemptions == 1
+    assert bill.uses[LOST] > 0
     assert bill.checkpoint_interval is None
 
 
@@ -204,7 +210,8 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
         (8, "complete", {"step": 40}),
     )
     bill = charge(summary, tariff({"Worker": SPOT, "": REGULAR}))
-    assert (bill.spot, bill.on_demand) == (4 / 4, 3)
+    assert bill.spot == 4 / 4
+    assert bill.on_demand == 3
 
 
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():

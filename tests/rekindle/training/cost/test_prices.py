@@ -90,8 +90,13 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
     found = [item for template in templates for item in pod_requests.object_replicas(template)]
     (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
     (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
-    assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
-    assert (leader.pod.cpus, leader.pod.gib, leader.pod.gpus, leader.count) == (0.25, 0.5, 0, 1)
+    assert worker.pod.cpus == 4
+    assert worker.pod.gib == 16
+    assert worker.pod.gpus == 1
+    assert leader.pod.cpus == 0.25
+    assert leader.pod.gib == 0.5
+    assert leader.pod.gpus == 0
+    assert leader.count == 1
     # a TrainJob sets the number of nodes of its runtime
     assert worker.count == (1 if backend == "trainjob" else 4)
 
@@ -157,7 +162,9 @@ def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
     pod = pod_requests.of_spec(
         {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]}
     )
-    assert pod.gpus == 4 and pod.requests["nvidia.com/gpu"] == 4 and pod.requests.get(name, 1) == 1
+    assert pod.gpus == 4
+    assert pod.requests["nvidia.com/gpu"] == 4
+    assert pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
 
     found = prices(

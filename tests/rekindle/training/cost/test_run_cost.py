@@ -53,7 +53,8 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
     nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
     recorded = tariff.recorded_manifest(manifest)
     prices = tariff.prices_of(recorded)
-    assert prices == EXAMPLE and prices
+    assert prices == EXAMPLE
+    assert prices
     costs = run_costs({"nodes": nodes}, recorded, prices)
 
     assert costs["steps"] == {
@@ -178,7 +179,8 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
     assert list(found.workers) == [role, ""]
     assert found.worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
     assert found.worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
-    assert found.coordinator and found.coordinator.gib == 0.5
+    assert found.coordinator
+    assert found.coordinator.gib == 0.5
     assert tariff.tariffs(manifest, None, ["train"]) == {}
 
 
@@ -187,7 +189,8 @@ def test_the_trials_of_a_sweep_are_charged_like_workers():
         "configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]
     ).config
     found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
-    assert found and found.prices.classify(found.worker_pod("rank0")) == "l4"
+    assert found
+    assert found.prices.classify(found.worker_pod("rank0")) == "l4"
     assert found.prices.is_spot(found.worker_pod("rank0"))
 
 

@@ -94,7 +94,8 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
         thread.join(120)
 
     generation = a.published_group[0]
-    assert b.published_group == a.published_group and len(a.published_group[1]) == 2
+    assert b.published_group == a.published_group
+    assert len(a.published_group[1]) == 2
     a.put(generation, "early", b"\0\xff" * 1000)
     assert b.values(generation, ["early"], 10) == [b"\0\xff" * 1000]
     coordinator.send(signal.SIGKILL)

@@ -50,6 +50,7 @@ def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
         )
         crew.until(lambda: "no worker is started on it" in again.said(), 60)
         again.send(signal.SIGTERM)
-        assert again.code() == 143 and "loss" not in again.said(), again.said()
+        assert again.code() == 143, again.said()
+        assert "loss" not in again.said(), again.said()
     finally:
         crew.close()

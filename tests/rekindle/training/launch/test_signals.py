@@ -43,7 +43,8 @@ def start(script: str, **environment: str) -> "subprocess.Popen[str]":
         text=True,
         start_new_session=True,
     )
-    assert process.stdout and process.stdout.readline() == "ready\n"
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
     return process
 
 
@@ -65,7 +66,8 @@ def test_a_data_loader_survives_a_sigterm_to_the_process_group_but_ends_with_its
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
     assert output.startswith("left 4"), output  # seconds left: 0.9 of the 50 s
-    assert "Traceback" not in output and "Error" not in output
+    assert "Traceback" not in output
+    assert "Error" not in output
     assert not members(process.pid)
 
 
@@ -84,10 +86,8 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
     )
     process.terminate()
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (
-        143,
-        "the worker has not finished 0.45 s after SIGTERM: exiting now\n",
-    )
+    assert process.returncode == 143
+    assert output == "the worker has not finished 0.45 s after SIGTERM: exiting now\n"
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -20,7 +20,10 @@ def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
         *start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"})
     )
     assert seconds(found) == (6, 4, 0)
-    assert (found.state, found.steps, found.repeated, found.sha256) == ("complete", 30, 0, "f00d")
+    assert found.state == "complete"
+    assert found.steps == 30
+    assert found.repeated == 0
+    assert found.sha256 == "f00d"
     assert found.steps_per_second == 10
     assert found.incidents == []
 
@@ -43,12 +46,10 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
     assert found.repeated == 0
     (incident,) = found.incidents
 
-    assert (incident.name, incident.why, incident.resumed, incident.repeated) == (
-        "b",
-        "connection",
-        5.5,
-        0,
-    )
+    assert incident.name == "b"
+    assert incident.why == "connection"
+    assert incident.resumed == 5.5
+    assert incident.repeated == 0
 
 
 def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
@@ -111,7 +112,8 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
     )
 
     assert seconds(found) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
-    assert (found.repeated, found.steps) == (25, 55)
+    assert found.repeated == 25
+    assert found.steps == 55
     assert [(i.repeated, i.resumed, i.back) for i in found.incidents] == [(25, 11, 11)] * 2
 
 
@@ -170,16 +172,16 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
     continued = [*run(60, 20), step(61, 30)]
     found = summary_of(*paused, *continued, (62, "complete", {"step": 40}))
 
-    assert seconds(found) == (4, 0, 0) and (found.state, found.repeated, found.incidents) == (
-        "complete",
-        0,
-        [],
-    )
+    assert seconds(found) == (4, 0, 0)
+    assert found.state == "complete"
+    assert found.repeated == 0
+    assert found.incidents == []
 
     found = summary_of(
         *paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40})
     )
-    assert seconds(found) == (4, 0, 1) and found.repeated == 10
+    assert seconds(found) == (4, 0, 1)
+    assert found.repeated == 10
     assert [(incident.kind, incident.name) for incident in found.incidents] == [("lost", "rank0")]
 
 
@@ -204,11 +206,9 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
     found = summary_of(
         *start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b")
     )
-    assert (found.state, found.code, found.message) == (
-        "failed",
-        78,
-        "a: the gradient is not finite",
-    )
+    assert found.state == "failed"
+    assert found.code == 78
+    assert found.message == "a: the gradient is not finite"
     assert [incident.kind for incident in found.incidents] == ["failed"]
 
 

@@ -27,9 +27,8 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
             *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
-            assert coordinator.trained_seconds == 0 and not membership.verdict, (
-                "it waits for its first worker"
-            )
+            assert coordinator.trained_seconds == 0
+            assert not membership.verdict, "it waits for its first worker"
 
             while not membership.verdict:
                 if "a" in membership.alive_workers:
@@ -42,8 +41,10 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
             verdict: Any = membership.verdict
             assert verdict
             code, text = verdict
-            assert code == 1 and coordinator.trained_seconds > LIMIT
-            assert "cluster.pods.train.deadline_minutes" in text and "Raise it" in text
+            assert code == 1
+            assert coordinator.trained_seconds > LIMIT
+            assert "cluster.pods.train.deadline_minutes" in text
+            assert "Raise it" in text
 
     asyncio.run(scene())
 

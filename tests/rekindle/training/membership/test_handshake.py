@@ -79,12 +79,10 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
                 assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without an answer
 
             membership = coordinator.membership
-            assert not (
-                membership.alive_workers
-                or membership.verdict
-                or membership.events
-                or coordinator.exit_code.done()
-            )
+            assert not membership.alive_workers
+            assert not membership.verdict
+            assert not membership.events
+            assert not coordinator.exit_code.done()
 
             assert not coordinator.unverified_connections
 
@@ -173,7 +171,8 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
 
         thread.join(10)
 
-    assert received[1] == b"" and SECRET.encode() not in received[0]
+    assert received[1] == b""
+    assert SECRET.encode() not in received[0]
 
 
 @pytest.mark.parametrize("invalid", ["", "short"])

@@ -46,22 +46,24 @@ def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
     assert "loss" not in values(exporter.text()), "not reported yet"
     exporter.note("loss", loss=0.25)
     seen = values(exporter.text())
-    assert (seen["step"], seen["steps"], seen["loss"]) == (2, 40, 0.25)
-    assert (seen["members"], seen["workers"]) == (1, 1) and seen[
-        "generation"
-    ] == exporter.membership.published_generation
-    assert seen['events_total{event="lost"}'] == 1 and seen['events_total{event="join"}'] == 2
-    assert seen['worker_seconds{kind="trained"}'] > 0 and 'worker_seconds{kind="lost"}' in seen
+    assert seen["step"] == 2
+    assert seen["steps"] == 40
+    assert seen["loss"] == 0.25
+    assert seen["members"] == 1
+    assert seen["workers"] == 1
+    assert seen["generation"] == exporter.membership.published_generation
+    assert seen['events_total{event="lost"}'] == 1
+    assert seen['events_total{event="join"}'] == 2
+    assert seen['worker_seconds{kind="trained"}'] > 0
+    assert 'worker_seconds{kind="lost"}' in seen
 
 
 def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
     exporter = exporter_of_a_training()
     for step in range(3, 3 * MAX_STEP_TIMES):
         exporter.note("step", step=step)
-    assert (
-        len(exporter.accounts.points) <= MAX_STEP_TIMES
-        and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
-    )
+    assert len(exporter.accounts.points) <= MAX_STEP_TIMES
+    assert len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
 
 
 def test_the_exporter_answers_http_and_survives_silent_clients_and_large_requests() -> None:
@@ -82,9 +84,8 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
         assert b"200" not in await get(port, b"x" * 100_000)
         head, _, body = (await get(port)).partition(b"\r\n\r\n")
-        assert (
-            head.startswith(b"HTTP/1.1 200 OK") and f"Content-Length: {len(body)}".encode() in head
-        )
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert f"Content-Length: {len(body)}".encode() in head
         assert values(body)["step"] == 2
 
         for _, writer in silent:

@@ -53,7 +53,8 @@ class Run(RuleBasedStateMachine):
             elif "members" in message:
                 members = tuple(id for id, _ in message["members"])
                 assert self.published.setdefault(message["generation"], members) == members
-                assert worker in members and self.acked[worker] == message["generation"]
+                assert worker in members
+                assert self.acked[worker] == message["generation"]
                 self.group[worker] = message["generation"], members
                 self.training.add(worker)
             elif "dropped" in message:
@@ -200,9 +201,8 @@ class Run(RuleBasedStateMachine):
 
         members = set(self.membership.members)
         assert self.membership.is_published
-        assert members <= set(self.opened) and len(members) == min(
-            len(self.opened), self.config.max_workers
-        )
+        assert members <= set(self.opened)
+        assert len(members) == min(len(self.opened), self.config.max_workers)
         assert {self.group[worker] for worker in members} == {
             (self.membership.generation, tuple(self.membership.members))
         }
@@ -257,7 +257,8 @@ def test_a_step_proves_that_members_are_alive_but_not_that_spares_are_alive() ->
     for tenth in range(10, 60):
         membership.heartbeat(tenth / 10, "a", tenth)
         membership.tick(tenth / 10)
-    assert membership.is_published and sorted(membership.alive_workers) == ["a", "b", "c", "d"]
+    assert membership.is_published
+    assert sorted(membership.alive_workers) == ["a", "b", "c", "d"]
     membership.heartbeat(7, "a", 59)
     membership.tick(7)
     assert sorted(membership.alive_workers) == ["a"]
@@ -267,7 +268,8 @@ def test_no_worker_is_dropped_after_a_pause_of_the_coordinator() -> None:
     membership = started("a", "b", "c")
     membership.exclude_pause(30)
     membership.tick(JOIN_TIMEOUT_S + 30)
-    assert membership.is_published and not membership.outbox
+    assert membership.is_published
+    assert not membership.outbox
 
 
 def test_a_hung_worker_is_dropped_and_informed() -> None:
@@ -290,7 +292,8 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) - 1)
     assert "c" in membership.alive_workers
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) + 1)
-    assert ("c", {"dropped": "hung"}) in membership.outbox and membership.members == ["a", "b"]
+    assert ("c", {"dropped": "hung"}) in membership.outbox
+    assert membership.members == ["a", "b"]
 
 
 def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
@@ -306,7 +309,8 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
             membership.tick(now)
 
     live(1, 100, busy="a")
-    assert set(membership.alive_workers) == set("abcd") and not membership.must_abort
+    assert set(membership.alive_workers) == set("abcd")
+    assert not membership.must_abort
     live(100, 121)  # now a hangs, but the others do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
@@ -314,7 +318,8 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
         membership.ack(121, worker, 2, -1)
 
     live(121, 143)
-    assert membership.is_published and membership.members == ["b", "c", "d"]
+    assert membership.is_published
+    assert membership.members == ["b", "c", "d"]
 
 
 def test_a_new_coordinator_adopts_the_existing_group() -> None:
@@ -323,11 +328,9 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
     for worker in "bac":
         membership.join(0, hello(worker, **about))
 
-    assert (
-        membership.is_published
-        and membership.generation == 5
-        and membership.members == ["a", "b", "c"]
-    )
+    assert membership.is_published
+    assert membership.generation == 5
+    assert membership.members == ["a", "b", "c"]
 
     assert not membership.outbox
     membership = Membership(config())
@@ -341,26 +344,31 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
         membership.heartbeat(1.2, worker, 7)
 
     membership.tick(1.2)
-    assert membership.members == ["a", "b"] and membership.generation == 6
+    assert membership.members == ["a", "b"]
+    assert membership.generation == 6
 
 
 def test_a_new_coordinator_skips_a_generation_number_that_may_be_published() -> None:
     membership = Membership(config())
     membership.join(0, hello("a", generation=5, group=0, peers=["a", "b"]))
     membership.join(0, hello("b", generation=5, group=5, peers=["a", "b"]))
-    assert membership.generation == 6 and not membership.is_published
+    assert membership.generation == 6
+    assert not membership.is_published
     assert ("b", {"open": 6, "hard": True}) in membership.outbox
 
 
 def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> None:
     run = Membership(config(min_workers=1, max_workers=4))
     run.join(0.0, hello("fresh"))
-    assert (run.generation, run.is_published) == (1, False)
+    assert run.generation == 1
+    assert run.is_published is False
     run.join(0.1, hello("old") | {"generation": 1, "group": 0, "peers": ["old", "gone"]})
     asked = [
         message["open"] for worker, message in run.outbox if worker == "old" and "open" in message
     ]
-    assert asked and asked[-1] > 1  # otherwise it and the coordinator would wait for each other
+    assert asked
+    # otherwise it and the coordinator would wait for each other
+    assert asked[-1] > 1
     for worker in ("fresh", "old"):
         run.ack(0.2, worker, run.generation, 3)
     run.tick(0.2 + JOIN_TIMEOUT_S)
@@ -421,7 +429,8 @@ def test_too_few_workers_wait_for_more() -> None:
 def test_workers_beyond_max_workers_are_spares_until_one_is_lost() -> None:
     membership = started("a", "b", "c", "d")
     membership.join(2, hello("e"))
-    assert membership.is_published and {worker for worker, _ in membership.outbox} == {"e"}
+    assert membership.is_published
+    assert {worker for worker, _ in membership.outbox} == {"e"}
     membership.remove(3, "a")
     for worker in "bcde":
         membership.ack(3, worker, 2, 1)
@@ -474,14 +483,10 @@ def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_wit
     membership.join(0, hello("a", **about))
     membership.join(0, hello("b", **about))
     refused = {id: message["refused"] for id, message in membership.outbox if "refused" in message}
-    assert (
-        list(refused) == ["x"]
-        and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
-    )
-    assert (
-        membership.members == ["a", "b"] == list(membership.alive_workers)
-        and membership.is_published
-    )
+    assert list(refused) == ["x"]
+    assert 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
+    assert membership.members == ["a", "b"] == list(membership.alive_workers)
+    assert membership.is_published
     membership.join(1, hello("x", fingerprint={"torch": "3"}))
     assert "refused" in membership.outbox[-1][1]
 
@@ -490,7 +495,9 @@ def test_a_worker_with_another_torch_build_is_refused_by_name() -> None:
     membership = started("a", "b")
     membership.join(2, hello("c", fingerprint={"torch": "3"}))
     (worker, message), *rest = membership.outbox
-    assert worker == "c" and not rest and membership.is_published
+    assert worker == "c"
+    assert not rest
+    assert membership.is_published
     assert message["refused"].startswith('worker "c" is refused: its torch is 3 and not 2.')
 
 
@@ -531,7 +538,8 @@ def test_a_run_whose_workers_are_always_refused_ends_with_the_reason() -> None:
         assert (membership.verdict is not None) == (now > 20)
     assert membership.verdict
     code, text = membership.verdict
-    assert code == 78 and text.startswith('worker "pod-1" is refused: its torch is 3 and not 2.')
+    assert code == 78
+    assert text.startswith('worker "pod-1" is refused: its torch is 3 and not 2.')
 
 
 def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
@@ -540,9 +548,9 @@ def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
         for worker in "ab":
             membership.heartbeat(now, worker, now)
         membership.join(now, hello(f"x{now}", fingerprint={"torch": "3"}))
-    assert (
-        membership.verdict is None and membership.is_published and membership.members == ["a", "b"]
-    )
+    assert membership.verdict is None
+    assert membership.is_published
+    assert membership.members == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -601,11 +609,9 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
 
         membership.tick(now)
 
-    assert (
-        membership.is_published
-        and set(membership.members) == {"a", "b"}
-        and membership.verdict is None
-    )
+    assert membership.is_published
+    assert set(membership.members) == {"a", "b"}
+    assert membership.verdict is None
 
     assert membership.fingerprint == {"torch": "2"}
 
@@ -618,7 +624,8 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
     put = {"put": 1, "key": "0", "value": "eA=="}
     for worker, message in (("e", put), ("a", put | {"put": 0}), ("a", put | {"put": 2})):
         membership.exchange(worker, message)
-        assert not (membership.outbox or membership.values)
+        assert not membership.outbox
+        assert not membership.values
 
     membership.exchange("a", put)
     assert membership.outbox == [(worker, put) for worker in "bcd"]

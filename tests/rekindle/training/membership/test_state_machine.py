@@ -26,13 +26,14 @@ def with_workers(*workers: str, **settings: Any) -> Membership:
 
 def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     membership = with_workers("a", "b", workers=3)
-    assert not (
-        membership.has_quorum(0.9) or membership.lacks_workers or membership.unacknowledged_ids
-    )
+    assert not membership.has_quorum(0.9)
+    assert not membership.lacks_workers
+    assert not membership.unacknowledged_ids
     membership.tick(0.9)
     assert not membership.is_published
     membership.tick(1.0)
-    assert membership.is_published and membership.members == ["a", "b"]
+    assert membership.is_published
+    assert membership.members == ["a", "b"]
     assert with_workers("a", "b", "c", workers=3).is_published, "no wait when all have joined"
 
 
@@ -45,7 +46,8 @@ def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_befo
     membership.join(5, hello("d"))
     assert not membership.is_published
     membership.ack(5, "d", 2, -1)
-    assert membership.is_published and membership.members == ["c", "d"]
+    assert membership.is_published
+    assert membership.members == ["c", "d"]
 
 
 def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
@@ -174,7 +176,8 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
     for worker in "ab":
         membership.heartbeat(21.1, worker, -1)
     membership.tick(21.1)
-    assert not membership.is_published and membership.log == [
+    assert not membership.is_published
+    assert membership.log == [
         "no step for 20 s, although all workers are alive: probing each of them"
     ]
 
@@ -198,7 +201,8 @@ def test_a_group_may_exchange_sixteen_values_per_member() -> None:
     membership.report_failure(2, "a", 1)
     for worker in "ab":
         membership.ack(2, worker, 2, -1)
-    assert membership.is_published and not membership.values, "values belong to one group"
+    assert membership.is_published
+    assert not membership.values, "values belong to one group"
 
 
 def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
@@ -252,7 +256,8 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
     live(membership, [*membership.alive_workers], last)
     assert hung in membership.alive_workers
     live(membership, [*membership.alive_workers], last + 0.1)
-    assert hung not in membership.alive_workers and (hung, {"dropped": "hung"}) in membership.outbox
+    assert hung not in membership.alive_workers
+    assert (hung, {"dropped": "hung"}) in membership.outbox
 
 
 def live(membership: Membership, workers: Iterable[str], now: float) -> None:

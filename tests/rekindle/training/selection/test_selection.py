@@ -57,7 +57,9 @@ def constant_network(folder: Path, value: float) -> Path:
 def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: Path) -> None:
     spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
     training, held_out = open_samples(spec, product, dataset)
-    assert held_out and len(training) == 400 and len(held_out) == 100
+    assert held_out
+    assert len(training) == 400
+    assert len(held_out) == 100
     expected = product.line(product.Model(), {})
 
     with torch.no_grad():
@@ -69,7 +71,8 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     weights = load_file(first / "model.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
     description = json.loads((first / "model.json").read_text())
-    assert (description["family"], description["train"]["validation"]) == ("line", 0.2)
+    assert description["family"] == "line"
+    assert description["train"]["validation"] == 0.2
 
 
 def choose_inputs(dataset: Path, store: Store, prefix: str) -> choose.Inputs:

@@ -64,18 +64,17 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
 ) -> None:
     expected, values = run(sweep, 1, random.Random(seed), chance)
     jobs, other_values = run(sweep, min(pods, sweep.decision_lag), random.Random(seed), chance)
-    assert jobs == expected and str(sorted(other_values.items(), key=str)) == str(
-        sorted(values.items(), key=str)
-    )
-    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count)) and len(
-        set(jobs)
-    ) == len(jobs)
+    assert jobs == expected
+    assert str(sorted(other_values.items(), key=str)) == str(sorted(values.items(), key=str))
+    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count))
+    assert len(set(jobs)) == len(jobs)
     finite = [job for job in jobs if math.isfinite(values[job])]
     assert not finite or any(job.rung == sweep.rungs - 1 for job in finite)
 
     for trial in range(sweep.trial_count):
         rungs = [job.rung for job in jobs if job.trial == trial]
-        assert rungs == sorted(rungs) and math.isclose(
+        assert rungs == sorted(rungs)
+        assert math.isclose(
             sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial),
             sweep.share(rungs[-1]),
         )
@@ -90,13 +89,15 @@ def test_a_slow_trial_does_not_hold_the_other_trials_of_its_rung() -> None:
         if job != Job(9, 0):
             values[job] = float(job.trial)
     held = jobs[jobs.index(Job(9, 0)) + 1 :]
-    assert len(held) == sweep.decision_lag - 1 and {job.rung for job in held} == {0, 1}
+    assert len(held) == sweep.decision_lag - 1
+    assert {job.rung for job in held} == {0, 1}
 
 
 def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
     sweep = Sweep.model_validate({"space": SPACE, "trials": 27})
     costs = [cost(sweep, seed) for seed in range(50)]
-    assert min(costs) >= 7 / 27 - 1e-9 and sum(costs) / len(costs) < 1 / 3
+    assert min(costs) >= 7 / 27 - 1e-9
+    assert sum(costs) / len(costs) < 1 / 3
 
 
 def cost(sweep: Sweep, seed: int) -> float:
@@ -120,7 +121,8 @@ def test_the_choice_of_trials_depends_only_on_their_values(
         if value is not None and math.isfinite(value)
     }
 
-    assert len(chosen) == min(count, len(finite)) and set(chosen) <= set(finite)
+    assert len(chosen) == min(count, len(finite))
+    assert set(chosen) <= set(finite)
     sign = 1 if better == "lower" else -1
     dropped = finite.keys() - set(chosen)
     assert all((sign * finite[a], a) < (sign * finite[b], b) for a in chosen for b in dropped)

@@ -68,7 +68,8 @@ CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 def test_an_invalid_search_space_is_rejected_by_name(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(CONFIG, [setting])
-    assert message in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert message in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_the_first_trial_has_the_values_of_the_config() -> None:
@@ -93,11 +94,11 @@ def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(
     )
     number = data.draw(st.integers(0, count - 1))
     assert choice.value_count() == count + 1
-    assert choice.holds((low + number * step) / 1000) and choice.holds((low + count * step) / 1000)
+    assert choice.holds((low + number * step) / 1000)
+    assert choice.holds((low + count * step) / 1000)
     assert not choice.holds((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
-    assert not choice.holds((low - step) / 1000) and not choice.holds(
-        (low + (count + 1) * step) / 1000
-    )
+    assert not choice.holds((low - step) / 1000)
+    assert not choice.holds((low + (count + 1) * step) / 1000)
 
 
 PRICES = """
@@ -188,7 +189,8 @@ def test_the_pods_of_trials_have_the_queue_the_grace_period_and_the_notices_of_t
     templates = render_manifest(load_config(CONFIG, sets).config)["spec"]["templates"]
     (trial,) = [template for template in templates if template["name"] == "trial"]
     metadata = trial.get("metadata", {})
-    assert (metadata.get("labels", {}), metadata.get("annotations", {})) == (labels, annotations)
+    assert metadata.get("labels", {}) == labels
+    assert metadata.get("annotations", {}) == annotations
     assert trial.get("schedulerName") == scheduler
     assert json.loads(trial["podSpecPatch"])["terminationGracePeriodSeconds"] == 25
     env = {variable["name"]: variable["value"] for variable in trial["container"]["env"]}
