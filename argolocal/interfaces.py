@@ -1,4 +1,4 @@
-"""Interface of the local cluster for pods and controllers; the class LocalCluster implements it."""
+"""The interface of the local cluster that pods and controllers use; LocalCluster implements it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
