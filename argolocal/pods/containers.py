@@ -12,6 +12,7 @@ from typing import Any
 
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
 from argolocal.pods.container_images import BASE_IMAGES, base_name
@@ -40,7 +41,7 @@ def port_number(container: Container, port: int | str) -> int:
     return int(numbers.get(port, port))
 
 
-def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
     """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
@@ -71,7 +72,7 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
             object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
-def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check_images(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine: images are not
     pulled."""
     for path, container in containers_of(template):
@@ -99,7 +100,7 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
         )
 
 
-def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
+def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[str]:
     """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of
     Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -124,7 +125,7 @@ def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]
             )
 
 
-def _check_program(container: Container, where: str, cluster: Any) -> None:
+def _check_program(container: Container, where: str, cluster: Cluster) -> None:
     image = container.get("image")
     if not image:
         raise ConfigError(f"{where}.image is missing: set it.")

@@ -105,7 +105,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
     runs = files.runner() is not None
     if runs or values:
-        nodes = suspend.resume_values(files.load()[0], values)
+        nodes = suspend.select_resume_values(files.load()[0], values)
     else:
         nodes = {}
 
