@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.common import program
 from argolocal.common.checked_names import InvalidName
 from argolocal.common.files import is_owned, make_owned
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
 SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
@@ -29,7 +29,7 @@ def shared_memory(run: Path, job: str) -> Path:
     directory first.
     """
     with suppress(FileNotFoundError):
-        job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
+        job += json.loads((run / MANIFEST_FILE).read_text())["metadata"].get("uid", "")
     key = f"{run.resolve()}/{job}"
     return SHARED_MEMORY / f"{DIRECTORY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 

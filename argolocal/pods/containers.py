@@ -15,7 +15,7 @@ from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
-from argolocal.pods.container_images import BASE_IMAGES, base_name
+from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
 Container = Mapping[str, Any]
@@ -95,7 +95,7 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Cluster) -> N
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, which this machine does not have: only "
             f"{', '.join(supported_images)} are supported. Use one of these, map "
-            f"it to a command in {cluster.home / 'images.yaml'} "
+            f"it to a command in {cluster.home / IMAGES_FILE} "
             f"({image}: {{command: [...]}}), or submit the workflow to a cluster."
         )
 
@@ -121,7 +121,7 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
             yield (
                 f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version},"
                 f" not {version[1]}: code for {version[1]} may fail. Set the image's interpreter in"
-                f" {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+                f" {cluster.home / IMAGES_FILE} ({image}: {{python: /path/to/python}})."
             )
 
 

@@ -18,7 +18,7 @@ from argolocal.common.wording import format_duration, one_line, visible
 from argolocal.engine.suspend import suspended
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import MANIFEST_FILE, RunFiles
 from argolocal.view import display, summary
 from argolocal.view.summary import (
     FINISHED,
@@ -35,7 +35,7 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 def names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
-    files = [run.root / "manifest.yaml" for run in RunFiles.all(home)]
+    files = [run.root / MANIFEST_FILE for run in RunFiles.all(home)]
     return [
         path.parent.name
         for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)

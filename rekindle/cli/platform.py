@@ -91,8 +91,8 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side \\
         --field-manager=rekindle -f -
     """
-    from rekindle.blocks.pod_settings import SERVING_SECRET
     from rekindle.cluster import platform as objects
+    from rekindle.kubernetes_names import SERVING_SECRET
 
     if operator:
         _refuse_other_flags("operator", "namespace")

@@ -23,6 +23,7 @@ from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, S3_ENDPOINT_URL, STORE_SECRET
 from rekindle.names import ModelName
 
 commands.add_command(copy_for_program(local.trust, "rekindle"))
@@ -217,7 +218,7 @@ def ui(name: str | None, open_browser: bool) -> None:
     from rekindle.local.cluster import LocalCluster
 
     services = LocalCluster(home()).services
-    external_mlflow = os.environ.get("MLFLOW_TRACKING_URI")
+    external_mlflow = os.environ.get(MLFLOW_TRACKING_URI)
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
     page = tracking.page(name or "")
     url = page if external_mlflow else services.login_page(page)
@@ -242,9 +243,9 @@ def env(as_json: bool) -> None:
     from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home())
-    variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
+    variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
     # MLflow's client fetches models directly from the object store
-    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]
+    variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     print_result(as_json, variables, text)

@@ -34,7 +34,7 @@ from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.documents import Document, parse
-from rekindle.object_labels import INSTANCE_LABEL
+from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")

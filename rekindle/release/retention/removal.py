@@ -122,7 +122,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
     if run_id and item.keep_mlflow:
-        tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
+        tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
     elif run_id:
         for each in (*listing.trials(run_id, run), run_id):
             delete_record(each)

@@ -425,7 +425,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     ]
 
     emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
-    assert emptied[listing.EMPTIED_TAG] == "removed"
+    assert emptied[tracking.EMPTIED] == "removed"
     assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
     listed = retention.prune(runs.home, None, {}, delete=True)
@@ -1234,7 +1234,7 @@ def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     names = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, *names)
-    belong_to_the_store(runs, names[0], **{listing.EMPTIED_TAG: "removed"})
+    belong_to_the_store(runs, names[0], **{tracking.EMPTIED: "removed"})
     report_end(runs, names[-1], keep_runs=3)
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 

@@ -170,4 +170,4 @@ def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> N
     ):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
         last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
-        assert (last.tags[moving_window.SCHEDULED_TAG][:10] if last else None) == expected
+        assert (last.tags[tracking.SCHEDULED][:10] if last else None) == expected

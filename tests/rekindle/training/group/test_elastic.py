@@ -30,7 +30,7 @@ INPUTS = Inputs.model_validate(
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+    monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)
 
 
 def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_group(

@@ -87,7 +87,9 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Metadata) -> None:
     study, argv = make_study(s3, "noticed/search", 1)
-    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {cloud.address}"})
+    pod = crew._start(
+        "noticed", argv, {"TOY_HOLD": "25", notice.REKINDLE_NOTICE: f"aws {cloud.address}"}
+    )
     crew.held(25, pod)
     cloud.events = [EVENT]
     until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
