@@ -19,6 +19,7 @@ from argolocal.errors import ConfigError
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from tests.argolocal.runner.played import leaf, scheduler, steps
+from tests.builders import workflow
 from tests.waiting import until
 
 REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
@@ -148,10 +149,7 @@ def manifest(path: Path, **spec: Any) -> str:
     echo = {"image": "busybox", "command": ["echo"], "args": ["said {{inputs.parameters.x}}"]}
     templates = [{"name": "main", "steps": [[ask], [say]]}, approval()]
     templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
-    spec = {"entrypoint": "main", "templates": templates, **spec}
-    (path / "w.json").write_text(
-        json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
-    )
+    (path / "w.json").write_text(json.dumps(workflow(*templates, **spec)))
     return "w.json"
 
 

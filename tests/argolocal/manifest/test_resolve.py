@@ -11,6 +11,7 @@ from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, split, workflow
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
+from tests import builders
 from tests.argolocal.running import execute
 
 FILE = """
@@ -179,8 +180,7 @@ def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> Non
 
     cluster = LocalCluster(tmp_path)
     cluster.keep([stored("a", "b"), stored("b", "a")])
-    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[call("a", "2")]]}]}
-    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, cluster)
+    status = execute(builders.workflow({"name": "main", "steps": [[call("a", "2")]]}), {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {
         node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")
@@ -274,8 +274,7 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
         [{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}]
     )
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
-    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+    manifest = builders.workflow(arguments={"parameters": [parameter]})
     assert (
         workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
         == "hello"
@@ -323,9 +322,8 @@ def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
 
 def test_a_value_outside_its_enum_is_rejected() -> None:
     parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
-    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
-        workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+        workflow(builders.workflow(arguments={"parameters": [parameter]}))
 
 
 @pytest.mark.parametrize(
@@ -365,13 +363,7 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
     cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
     main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
 
-    manifest = workflow(
-        {
-            "kind": "Workflow",
-            "metadata": {"name": "w"},
-            "spec": {"entrypoint": "main", "templates": [main]},
-        }
-    )
+    manifest = workflow(builders.workflow(main))
 
     if message:
         with pytest.raises(ConfigError, match=message):

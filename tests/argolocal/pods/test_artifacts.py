@@ -16,6 +16,7 @@ from argolocal.state.journal import RunFiles
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from tests.argolocal.running import execute
+from tests.builders import shell, workflow
 from tests.http_server import Answer, HttpServer, Request
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
@@ -264,7 +265,7 @@ def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None
 def outputs_after_gc(
     home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
 ) -> dict[str, Any]:
-    container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
+    container = shell(script)
     more = spec.pop("template", {})
 
     template = {
@@ -274,15 +275,7 @@ def outputs_after_gc(
         **more,
     }
 
-    return execute(
-        {
-            "kind": "Workflow",
-            "metadata": {"name": home.name},
-            "spec": {"entrypoint": "main", "templates": [template], **spec},
-        },
-        {},
-        LocalCluster(home),
-    )
+    return execute(workflow(template, name=home.name, **spec), {}, LocalCluster(home))
 
 
 def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from argolocal.language.quantity import quantity
 from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
+from tests import builders
 from tests.argolocal.running import execute
 from tests.waiting import until
 
@@ -37,11 +38,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
         "resources": {"limits": {"memory": limit}},
     }
     template = {"name": "main", "container": container, **more}
-    return {
-        "kind": "Workflow",
-        "metadata": {"name": NAME},
-        "spec": {"entrypoint": "main", "templates": [template]},
-    }
+    return builders.workflow(template, name=NAME)
 
 
 def cgroups() -> list[Path]:

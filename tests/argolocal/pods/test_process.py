@@ -20,20 +20,15 @@ from argolocal.manifest.pod_patch import apply_patches
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from rekindle import project
+from tests import builders
 from tests.argolocal.running import execute
+from tests.builders import shell
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
 def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}], **spec}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
-
-
-def shell(source: str, **more: Any) -> dict[str, Any]:
-    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+    return execute(builders.workflow({"name": "main", **template}, **spec), {}, LocalCluster(home))
 
 
 def result_of(home: Path) -> str:
@@ -377,14 +372,9 @@ def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> No
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()
 
-    manifest = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {
-            "entrypoint": "main",
-            "templates": [{"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}],
-        },
-    }
+    manifest = builders.workflow(
+        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}
+    )
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"

@@ -12,6 +12,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 
 @pytest.fixture
@@ -140,7 +141,6 @@ def test_a_container_without_a_command_runs_the_command_of_its_image(tmp_path: P
 
     for index, (image, args, log) in enumerate(cases):
         container = {"image": image, **({"args": args} if args else {})}
-        spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-        manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
+        manifest = workflow({"name": "main", "container": container}, name=f"w{index}")
         assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
         assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == log

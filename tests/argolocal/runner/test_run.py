@@ -26,6 +26,7 @@ from argolocal.runner import run as local_run
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, stop
 from argolocal.state import journal as state
+from tests import builders
 from tests.argolocal.running import execute, resume
 from tests.waiting import until
 
@@ -35,13 +36,7 @@ CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec"
 
 def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
-    spec = {"entrypoint": "main", "templates": templates, "volumes": volumes, **spec}
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return builders.workflow(*templates, volumes=volumes, name=name, **spec)
 
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from argolocal.pods.kinds import data, http
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 from tests.argolocal.running import execute
+from tests.builders import workflow
 from tests.http_server import Answer, HttpServer, Request
 from tests.ports import free_port
 
@@ -92,10 +93,7 @@ def test_a_missing_server_or_secret_fails_the_node() -> None:
 
 
 def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [*templates], **more}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    return execute(workflow(*templates, **more), {}, LocalCluster(home))
 
 
 def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:

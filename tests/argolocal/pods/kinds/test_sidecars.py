@@ -13,19 +13,13 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
 from tests.argolocal.running import execute
+from tests.builders import shell, workflow
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
-def shell(source: str, **more: Any) -> dict[str, Any]:
-    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
-
-
 def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}]}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    return execute(workflow({"name": "main", **template}), {}, LocalCluster(home))
 
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
@@ -201,19 +195,12 @@ DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
 
 @needs_namespaces
 def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
-    spec = {
-        "entrypoint": "main",
-        "templates": [
-            {"name": "db", "daemon": True, "container": shell("sleep 600")},
-            {"name": "use", "container": shell("true")},
-            {
-                "name": "main",
-                "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
-            },
-        ],
+    main = {
+        "name": "main",
+        "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
     }
+    db = {"name": "db", "daemon": True, "container": shell("sleep 600")}
+    use = {"name": "use", "container": shell("true")}
 
-    status = execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
-    )
+    status = execute(workflow(main, db, use), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Succeeded", status

@@ -17,7 +17,7 @@ from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
 from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json, input_text
 from rekindle.blocks.resource import number, render, text
 from rekindle.blocks.wiring import Value, WiringError
-from tests import rendered
+from tests import builders, rendered
 from tests.rendered import render_kinds
 
 HOSTILE = (
@@ -326,11 +326,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
         },
     ]
 
-    workflow = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
+    workflow = builders.workflow(*templates)
 
     assert argolocal.run(workflow).outputs == {"object": hostile, "pod": hostile}
 
@@ -368,11 +364,7 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
         },
     ]
 
-    workflow = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
+    workflow = builders.workflow(*templates)
 
     expected = {"note": value, "w": [value, 1], "number": "0.5"}
     assert json.loads(argolocal.run(workflow).outputs["json"]) == expected

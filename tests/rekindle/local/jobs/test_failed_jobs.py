@@ -9,6 +9,7 @@ from argolocal.common import causes
 from argolocal.view import summary
 from rekindle.local.cluster import LocalCluster
 from rekindle.training.cost.jobs import job_runs
+from tests import builders
 from tests.argolocal.running import execute
 
 FAILED = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
@@ -40,14 +41,8 @@ def workflow(program: str) -> dict[str, Any]:
 
     tasks = [{"name": "trees", "template": "trees"}]
     templates = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "trees", "resource": resource}]
-    spec = {"entrypoint": "main", "templates": templates}
 
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": spec,
-    }
+    return builders.workflow(*templates)
 
 
 def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Path) -> None:

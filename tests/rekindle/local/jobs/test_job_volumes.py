@@ -12,6 +12,7 @@ from argolocal.pods import filesystem
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import TrainingJobs
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 CLAIM = {
@@ -76,16 +77,10 @@ def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
         {"name": "read", "container": container},
     ]
 
-    spec = {"entrypoint": "main", "templates": templates, "volumes": [CLAIM_VOLUME], **more}
     cluster = LocalCluster(home)
     cluster.keep([CLAIM, CONFIG])
 
-    manifest = {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": spec,
-    }
+    manifest = workflow(*templates, volumes=[CLAIM_VOLUME], **more)
 
     return execute(manifest, {}, cluster)
 
