@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
-from rekindle.training.membership.server import DEADLINE, TICK_S
+from rekindle.training.membership.server import DEADLINE_VARIABLE, TICK_INTERVAL_S
 from tests.rekindle.training.membership.test_handshake import secret, serving
 from tests.rekindle.training.membership.test_server import hello
 
@@ -19,7 +19,7 @@ LIMIT = 0.5  # seconds
 def test_the_deadline_of_a_training_counts_only_while_workers_train(
     s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(DEADLINE, str(LIMIT))
+    monkeypatch.setenv(DEADLINE_VARIABLE, str(LIMIT))
 
     async def scene() -> None:
         async with serving() as (coordinator, _), asyncio.timeout(60):
@@ -27,14 +27,14 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
             ticks = asyncio.Queue[float]()
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
-            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
+            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_INTERVAL_S))]
             assert coordinator.trained_seconds == 0 and not membership.verdict, (
                 "it waits for its first worker"
             )
 
             while not membership.verdict:
                 if "a" in membership.alive_workers:
-                    membership.ack(now, "a", membership.generation, 0)
+                    membership.acknowledge(now, "a", membership.generation, 0)
                 else:
                     membership.join(now, hello("a"))
 
@@ -50,11 +50,11 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
 
 
 def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DEADLINE, "soon")
+    monkeypatch.setenv(DEADLINE_VARIABLE, "soon")
 
     async def scene() -> None:
         async with serving():
             raise AssertionError("the coordinator has started")
 
-    with pytest.raises(ConfigError, match=f"{DEADLINE} is"):
+    with pytest.raises(ConfigError, match=f"{DEADLINE_VARIABLE} is"):
         asyncio.run(scene())

@@ -9,7 +9,7 @@ from rekindle.training.launch import notice
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Sweep
-from rekindle.training.sweep.trials import training_spec
+from rekindle.training.sweep.trials import make_training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401
 from tests.waiting import until
@@ -83,7 +83,9 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Any) -> None:  # noqa: F811
     study, argv = make_study(s3, "noticed/search", 1)
-    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {address(cloud)}"})
+    pod = crew._start(
+        "noticed", argv, {"TOY_HOLD": "25", notice.NOTICE_VARIABLE: f"aws {address(cloud)}"}
+    )
     crew.held(25, pod)
     cloud.events = [EVENT]
     until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
@@ -101,12 +103,14 @@ def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_conti
     s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
     pod = crew._start("crashed", argv, {})
     assert pod.code() == 0, pod.said()
-    assert "crashed 3 times" in study.read()[1].failure and study.winner().number == 0
+    assert "crashed 3 times" in study.read()[1].failure and study.find_winner().number == 0
 
 
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
     study, _ = make_study(s3, "settings/search", 1)
-    spec = training_spec(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
+    spec = make_training_spec(
+        study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON
+    )
     assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
     assert (
         spec.out == "settings/search/trials/1/rung-0"
