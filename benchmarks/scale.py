@@ -56,7 +56,9 @@ class Member(asyncio.Protocol):
         self.send(
             {
                 "nonce": self.id,
-                "proof": handshake.proof(handshake.run_secret(), "worker", nonce, self.id),
+                "proof": handshake.compute_proof(
+                    handshake.read_run_secret(), "worker", nonce, self.id
+                ),
             }
         )
 

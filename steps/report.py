@@ -293,9 +293,9 @@ def training_summary(ledger: str) -> "Summary | None":
     """Return the summary of a training; None if its ledger is missing or empty."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize
-    from rekindle.training.ledger.events import read
+    from rekindle.training.ledger.events import read_events
 
-    summary = summarize(read(Store.from_env(), ledger))
+    summary = summarize(read_events(Store.from_env(), ledger))
     if summary.intervals:
         return summary
     return None
@@ -307,7 +307,7 @@ def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[st
     from rekindle.training.cost import tariff
 
     if manifest:
-        return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks)
+        return tariff.build_tariffs(manifest, tariff.read_prices(manifest), tasks)
     return {}
 
 
@@ -318,17 +318,17 @@ def log_trial_costs(
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
-    from rekindle.training.sweep.costs import total_amounts, trial_bills
+    from rekindle.training.sweep.costs import compute_trial_bills, sum_amounts
     from rekindle.training.sweep.study import FOLDER, Study
     from rekindle.training.sweep.sweep_config import Sweep
 
-    prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
+    prices = tariff.build_trial_tariff(manifest, tariff.read_prices(manifest))
     if not prices:
         return
 
     study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
     study.read()
-    amounts = total_amounts(trial_bills(study, prices).values())
+    amounts = sum_amounts(compute_trial_bills(study, prices).values())
     metrics = {f"cost/{name}": value for name, value in amounts.items()}
     tracking.log(run_id, metrics=metrics, tags={tracking.CURRENCY: prices.prices.currency})
 
@@ -345,11 +345,11 @@ def log(
     from rekindle.training.cost import bill
     from rekindle.training.ledger import publish
 
-    report = bill.report(summary, tariff)
+    report = bill.build_report(summary, tariff)
     cost = report.get("cost") or {}
-    tags = {f"{prefix}{name}": value for name, value in publish.tags(summary).items()}
+    tags = {f"{prefix}{name}": value for name, value in publish.compute_tags(summary).items()}
     tags.update({tracking.CURRENCY: cost["currency"]} if cost else {})
-    metrics = publish.metrics(summary, f"{prefix}workers")
+    metrics = publish.compute_metrics(summary, f"{prefix}workers")
     metrics.update(
         {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
     )

@@ -31,7 +31,7 @@ from rekindle.local.jobs.frameworks import port_of
 from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
-from rekindle.training.metrics import PROGRESS
+from rekindle.training.metrics import PROGRESS_LINE
 from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
@@ -215,7 +215,7 @@ class Training:
             for line in log.read_lines():
                 group = GENERATION.search(line)
                 resumed = RESUMED.search(line)
-                progress = PROGRESS.search(line)
+                progress = PROGRESS_LINE.search(line)
 
                 if group:
                     self.group_count += 1

@@ -196,7 +196,7 @@ def check_shared_memory(_: Path) -> Check:
     """Check the free shared memory: each worker keeps its three newest snapshots there."""
     from rekindle.training.checkpoint import snapshot_file
 
-    directory = snapshot_file.directory()
+    directory = snapshot_file.snapshot_directory()
     free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
     detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
     remedy = (

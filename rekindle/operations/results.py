@@ -60,10 +60,10 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cost of a run in words and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
-    from rekindle.training.cost.run_cost import run_costs
+    from rekindle.training.cost.run_cost import compute_run_costs
 
-    manifest = tariff.recorded_manifest(workflow)
-    return run_costs(status, manifest, tariff.prices_of(manifest))
+    manifest = tariff.read_recorded_manifest(workflow)
+    return compute_run_costs(status, manifest, tariff.read_prices(manifest))
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:

@@ -79,12 +79,12 @@ def reports(
 ) -> dict[str, dict[str, Any]]:
     """Return the summary of each training's ledger, as lines of text and numbers. Raises
     StorageError."""
-    from rekindle.training.cost.bill import report
+    from rekindle.training.cost.bill import build_report
     from rekindle.training.ledger.accounting import summarize
-    from rekindle.training.ledger.events import read
+    from rekindle.training.ledger.events import read_events
 
     return {
-        task: report(summarize(read(store, key(task, LEDGER, name))), tariff)
+        task: build_report(summarize(read_events(store, key(task, LEDGER, name))), tariff)
         for task, tariff in tariffs.items()
     }
 
@@ -101,34 +101,36 @@ class Costs:
         from rekindle.training.cost.prices import Prices
 
         tasks = sorted(set(LEDGERS.findall(to_json(workflow))))
-        self.manifest = tariff.recorded_manifest(workflow)
+        self.manifest = tariff.read_recorded_manifest(workflow)
 
         self.jobs = [
-            *jobs.job_runs(status, self.manifest),
-            *jobs.planned_jobs(status, self.manifest),
+            *jobs.list_job_runs(status, self.manifest),
+            *jobs.list_planned_jobs(status, self.manifest),
         ]
         if not tasks and not self.jobs:
             raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
 
-        self.prices = tariff.prices_of(self.manifest) or Prices.load(project.root())
-        self.tariffs = dict.fromkeys(tasks) | tariff.tariffs(self.manifest, self.prices, tasks)
+        self.prices = tariff.read_prices(self.manifest) or Prices.load(project.root())
+        self.tariffs = dict.fromkeys(tasks) | tariff.build_tariffs(
+            self.manifest, self.prices, tasks
+        )
 
     def of_run(
         self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
         """Return the cost of the whole run in words and by task; {} without prices."""
-        from rekindle.training.cost.run_cost import run_costs
+        from rekindle.training.cost.run_cost import compute_run_costs
 
         totals = {
             task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report
         }
-        return run_costs(status, self.manifest, self.prices, totals)
+        return compute_run_costs(status, self.manifest, self.prices, totals)
 
 
 def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     """Return what is known of the job of another framework: a line of text, its pods, time, outcome
     and cost."""
-    from rekindle.training.cost.bill import money
+    from rekindle.training.cost.bill import format_money
 
     counts: dict[str, int] = {}
     for item in job.replicas:
@@ -154,7 +156,7 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     }
     if prices and job.phase != "Waiting":
         facts["cost"] = job.cost(prices)
-        words += f" It cost {money(facts['cost'], prices.currency)}."
+        words += f" It cost {format_money(facts['cost'], prices.currency)}."
 
     return {"words": [words]} | facts
 

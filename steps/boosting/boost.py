@@ -73,7 +73,9 @@ def run(inputs: Inputs) -> Outputs:
     dataset = inputs.workdir / "dataset"
     store.download(f"{inputs.dataset}/", dataset)
     verify_dataset(dataset, inputs.digest, store.uri(inputs.dataset))
-    spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest)
+    spec = TrainingSpec.for_local_training(
+        inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest
+    )
     samples, _ = open_samples(spec, load(inputs.workload), dataset)
 
     with connect_replicas() as peers:

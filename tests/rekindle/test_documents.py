@@ -128,7 +128,7 @@ def compare_models(objects: Objects) -> None:
 def read_study(objects: Objects) -> None:
     study = Study(objects.store, f"{objects.name}/search", SWEEP)
     study.read()
-    study.seconds()
+    study.read_seconds()
 
 
 def release_file(name: str) -> tuple[str, Any]:

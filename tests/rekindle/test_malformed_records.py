@@ -22,8 +22,8 @@ from rekindle.operations.plan.releases import local_champion
 from rekindle.step import pack
 from rekindle.storage import Store
 from rekindle.training.cost.prices import ANNOTATION
-from rekindle.training.cost.run_cost import TRAINING_COSTS, step_costs
-from rekindle.training.cost.tariff import prices_of
+from rekindle.training.cost.run_cost import TRAINING_COSTS, compute_step_costs
+from rekindle.training.cost.tariff import read_prices
 from rekindle.training.membership.lease import Lease
 from rekindle.training.spec import TrainingSpec
 from steps.fraud.facts import read_facts
@@ -51,7 +51,7 @@ def node_costs(text: str) -> Any:
         "outputs": {"parameters": parameters},
     }
     manifest = {"spec": {"templates": [{"name": "report", "suspend": {}}]}}
-    return step_costs({"nodes": {"a": node}}, manifest, None)  # type: ignore[arg-type]
+    return compute_step_costs({"nodes": {"a": node}}, manifest, None)  # type: ignore[arg-type]
 
 
 READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
@@ -72,7 +72,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ("[]", "{}", '{"spec": {"arguments": {"parameters": {}}}}'),
     ),
     "prices": (
-        lambda folder, text: prices_of({"metadata": {"annotations": {ANNOTATION: text}}}),
+        lambda folder, text: read_prices({"metadata": {"annotations": {ANNOTATION: text}}}),
         ("{", "[]", "1"),
     ),
     "costs of trainings": (
@@ -161,7 +161,7 @@ def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
     s3: Store,
 ) -> None:
     prefix = f"deep-{uuid.uuid4().hex[:8]}"
-    spec = TrainingSpec.local("w", {}, {}).model_copy(update={"checkpoints": prefix})
+    spec = TrainingSpec.for_local_training("w", {}, {}).model_copy(update={"checkpoints": prefix})
     s3.put(f"{spec.checkpoints}/coordinator", DEEP.encode())
     lease = Lease(lambda: s3, spec, "me")
     lease.renew()

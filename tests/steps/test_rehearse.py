@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.blocks.manifest.config import load_config
 from rekindle.step import output_text
-from rekindle.training.rehearsal import CERTAIN_ERRORS
+from rekindle.training.rehearsal import CERTAIN_EXIT_CODES
 from rekindle.view.rehearsal_report import text
 from steps import rehearse
 from tests.commands import ROOT
@@ -60,7 +60,7 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
     result = report(write_workload(tmp_path, fault, code))
     assert result["error"].startswith(sentence)
     assert "\n" not in result["error"]
-    assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
+    assert result["exit_code"] in CERTAIN_EXIT_CODES[result["stage"]]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_model_is_built_from_example_facts_if_its_data_is_unavailable(tmp_path
     sections = write_workload(tmp_path, "unknown", code) | {"data": {"source": source}}
     unknown = report(sections)
     assert unknown["stage"] == "facts"
-    assert unknown["stage"] not in CERTAIN_ERRORS
+    assert unknown["stage"] not in CERTAIN_EXIT_CODES
     sections.update(
         write_workload(tmp_path, "known", f"{code}\n\nexample_facts = {{'columns': 2}}\n")
     )
@@ -113,8 +113,8 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n")
     result = report(sections)
     assert (
-        result["stage"] not in CERTAIN_ERRORS
-        or result["exit_code"] not in CERTAIN_ERRORS[result["stage"]]
+        result["stage"] not in CERTAIN_EXIT_CODES
+        or result["exit_code"] not in CERTAIN_EXIT_CODES[result["stage"]]
     )
 
 
@@ -294,7 +294,7 @@ def test_sparse_gradients_are_refused_even_if_no_step_is_tried(
     assert ("has sparse gradients" in result.get("error", "")) == is_refused
     assert ("error" in result) == is_refused
     if is_refused:
-        assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
+        assert result["exit_code"] in CERTAIN_EXIT_CODES[result["stage"]]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])

@@ -149,7 +149,7 @@ def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves
     assert coordinator.code() == 0, other.said()
     events = [
         (event["event"], event.get("name"))
-        for event in ledger.read(s3, "leaver/checkpoints/ledger")
+        for event in ledger.read_events(s3, "leaver/checkpoints/ledger")
     ]
     assert ("checkpoint", "leaver") in events[events.index(("drain", "leaver")) :]
     assert sha256(s3, "leaver") == undisturbed

@@ -46,7 +46,7 @@ from rekindle.sections import (
     leaves,
     settings,
 )
-from rekindle.training.spec import TrainConfig, check_training
+from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
@@ -304,7 +304,7 @@ def load_config(
         check_bounds(config.gate, workload.metrics)
 
     with _prefixed(loaded.origin("train.validation")):
-        check_training(config.train, workload)
+        check_supported_settings(config.train, workload)
 
     with _prefixed(loaded.origins.get("train.validation", str(file))):
         families.check_validation(

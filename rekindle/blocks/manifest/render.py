@@ -31,7 +31,7 @@ from rekindle.blocks.pod_settings import labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.step import pack
-from rekindle.training.cost.pod_requests import of_manifest
+from rekindle.training.cost.pod_requests import list_manifest_pods
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     # not in the manifest itself, which must not depend on prices
     prices = Prices.load(project.root())
     if prices:
-        prices.check_pods(of_manifest(manifest))
+        prices.check_pods(list_manifest_pods(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {
             ANNOTATION: prices.model_dump_json()
         }

@@ -24,7 +24,7 @@ from rekindle.operations.plan.releases import PlannedRelease
 from rekindle.operations.plan.resources import ResourceSeconds
 from rekindle.operations.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
 from rekindle.operations.plan.timing import Estimate, Total
-from rekindle.training.cost.pod_requests import Replicas, training_runtimes
+from rekindle.training.cost.pod_requests import Replicas, list_training_runtimes
 from rekindle.training.cost.prices import Prices
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def forecast(
     overhead_s = timing.overhead(tree, former_runs)
 
     prices = Prices.load(project.root())
-    runtimes = training_runtimes(tree.templates.values())
+    runtimes = list_training_runtimes(tree.templates.values())
 
     rows = [
         _row(

@@ -193,7 +193,7 @@ class StepTimes:
 
 def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
     try:
-        summary = accounting.summarize(events.read(store, key(task, LEDGER, run)))
+        summary = accounting.summarize(events.read_events(store, key(task, LEDGER, run)))
     except RekindleError:
         return None
 

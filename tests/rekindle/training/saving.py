@@ -56,7 +56,7 @@ def update(checkpoints: Checkpoints, step: int) -> None:
 
 def train(checkpoints: Checkpoints, step: int) -> None:
     update(checkpoints, step)
-    assert checkpoints.flush(RankSize(0, 1), soon)
+    assert checkpoints.upload_current_state(RankSize(0, 1), soon)
 
 
 def finish_upload(checkpoints: Checkpoints) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.group.process_group import GroupView, create, dist
+from rekindle.training.group.process_group import GroupView, create_process_group, dist
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.local_dataset import LoaderState
@@ -45,11 +45,11 @@ def agree(*groups: TrainingGroup) -> list[str]:
     def join(rank: int) -> None:
         store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, wait_for_workers=False)
         try:
-            pg = create(store, rank, len(groups), CPU, "127.0.0.1")
-            groups[rank]._agree(GroupView(rank, len(groups), pg))
+            pg = create_process_group(store, rank, len(groups), CPU, "127.0.0.1")
+            groups[rank]._adopt_newest_state(GroupView(rank, len(groups), pg))
         except RuntimeError as error:
             errors[rank] = str(error)
-            groups[rank]._reset()
+            groups[rank]._leave_group()
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(groups))]
     for thread in threads:

@@ -8,7 +8,7 @@ from typing import Any
 from argolocal.common import causes
 from argolocal.view import summary
 from rekindle.local.cluster import LocalCluster
-from rekindle.training.cost.jobs import job_runs
+from rekindle.training.cost.jobs import list_job_runs
 from tests import builders
 from tests.argolocal.running import execute
 
@@ -48,7 +48,7 @@ def workflow(program: str) -> dict[str, Any]:
 def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Path) -> None:
     manifest = workflow("import sys; sys.exit('error: the table has no rows')")
     status = execute(manifest, {}, LocalCluster(tmp_path))
-    (job,) = job_runs(status, manifest)
+    (job,) = list_job_runs(status, manifest)
     (step,) = summary.as_json("w", status)["steps"]
     ((_, reason),) = causes.failed_steps(
         [node for node in status["nodes"].values() if node["type"] == "Pod"]

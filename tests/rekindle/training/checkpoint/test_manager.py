@@ -42,7 +42,7 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
 
     first.close(remove=False)
     second = open_(node="n", data=Stream())
@@ -72,7 +72,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
         first.close(remove=False)
         other = open_()
         update(other, newer)
@@ -80,7 +80,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
         if newer == 2:
             s3.delete(keys(first))
 
-        assert other.flush(RankSize(0, 1), soon)
+        assert other.upload_current_state(RankSize(0, 1), soon)
         second = open_(node=f"n{newer}")
         assert second.state.step == 3
         assert begin(second) == step
@@ -96,14 +96,14 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     first = open_(node="n")
     train(first, 3)
     first.close(remove=False)
-    path = snapshot_file.path(
-        snapshot_file.run_name(IDENTITY, first.remote.prefix), snapshot_file.node_name()
+    path = snapshot_file.snapshot_path(
+        snapshot_file.hash_run_name(IDENTITY, first.remote.prefix), snapshot_file.hash_worker_name()
     )
     data = bytearray(path.read_bytes())
-    data[snapshot_file.PAGE + 100] ^= 1
+    data[snapshot_file.PAGE_BYTES + 100] ^= 1
     path.write_bytes(data)
     second = open_(node="n")
-    second.report()
+    second.send_early_events()
     assert second.state.step == -1
     assert begin(second) == 3
     assert "the snapshot of step 3 in" in capsys.readouterr().err
@@ -117,14 +117,14 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
 
     first.close(remove=False)
     second = open_(node="n", data=Stream())
     assert second.state.step < 8, "the snapshot is older than the last step"
     assert events[-1][0] == "restored", "without a group, no coordinator may be connected"
-    second.report()
-    second.report()
+    second.send_early_events()
+    second.send_early_events()
     ((name, fields),) = events[1:]
     assert name == "step"
     assert fields["step"] == 8
@@ -138,7 +138,7 @@ def test_training_continues_without_shared_memory(
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
     first = open_()
     assert "no snapshots in shared memory" in capsys.readouterr().err
-    first.keep(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), durable=False)
     train(first, 2)
     assert begin(open_()) == 2
 
@@ -157,7 +157,7 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
     with pytest.raises(
         RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
     ):
-        first.keep(RankSize(0, 1), durable=True)
+        first.save_if_due(RankSize(0, 1), durable=True)
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
@@ -167,7 +167,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     proxy.fault("refuse", 60.0)
     update(last, 6)
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
-    assert not last.flush(RankSize(0, 1), lambda: next(seconds))
+    assert not last.upload_current_state(RankSize(0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
     assert "the state of step 6 is not in the object store: " in log
     assert "A copy remains in" in log
@@ -195,7 +195,7 @@ def snapshot(
     clock."""
     update(checkpoints, step)
     slots: list[int | None] = []
-    take = checkpoints.snapshots.take
+    take = checkpoints.snapshots.copy_state
 
     def slow(*arguments: Any, **options: Any) -> int | None:
         manager.time.sleep(lasts)
@@ -203,9 +203,9 @@ def snapshot(
         return slots[-1]
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
-    checkpoints.snapshots.take = slow  # type: ignore[method-assign]
-    checkpoints.keep(RankSize(0, 1), durable=durable)
-    checkpoints.snapshots.take = take  # type: ignore[method-assign]
+    checkpoints.snapshots.copy_state = slow  # type: ignore[method-assign]
+    checkpoints.save_if_due(RankSize(0, 1), durable=durable)
+    checkpoints.snapshots.copy_state = take  # type: ignore[method-assign]
 
     return bool(slots)
 
@@ -259,19 +259,19 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     first = open_(checkpoint_steps=10)
     begin(first)
     update(first, 8)
-    assert not first.due()
+    assert not first.is_due()
     update(first, 9)
-    assert first.due()
+    assert first.is_due()
     first.snapshots.ready.clear()
-    assert not first.due(), "its memory is not reserved yet"
+    assert not first.is_due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
     update(first, 10)
-    first.keep(RankSize(0, 1), durable=True)
+    first.save_if_due(RankSize(0, 1), durable=True)
     assert finish_upload(first)
     update(first, 18)
-    assert not first.due()
+    assert not first.is_due()
     update(first, 19)
-    assert first.due()
+    assert first.is_due()
 
 
 def test_the_ledger_has_the_first_step_of_a_process(
@@ -281,7 +281,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert begin(first) == 0
     assert first.snapshot_crc == 0
     train(first, 4)
-    first.keep(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove=False)
     hot = open_(node="n")
@@ -331,15 +331,15 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
         update(member, 7)
 
     end = clock[0] + 1.0
-    assert not members[1].flush(
-        RankSize(1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0])
+    assert not members[1].upload_current_state(
+        RankSize(1, 2), lambda: 30.0 if members[1]._is_uploading else max(0.0, end - clock[0])
     )
     problem = (
         "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
     )
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
-    members[0].keep(RankSize(0, 2), durable=True)
+    members[0].save_if_due(RankSize(0, 2), durable=True)
     assert finish_upload(members[0])
     assert members[1]._wait_for_rank_0(7, lambda: 1.0)
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
@@ -351,13 +351,13 @@ def test_an_older_upload_is_cancelled_for_the_last_state(
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
-    last.keep(RankSize(0, 1), durable=True)
-    assert not last.due(), "one upload at a time"
+    last.save_if_due(RankSize(0, 1), durable=True)
+    assert not last.is_due(), "one upload at a time"
     first = last._upload
     assert last._thread
     assert last._thread.daemon, "the upload does not delay the exit of the process"
     update(last, 2)
-    assert last.flush(RankSize(0, 1), soon)
+    assert last.upload_current_state(RankSize(0, 1), soon)
     assert first
     assert first.stop.is_set()
     assert first.step == 1

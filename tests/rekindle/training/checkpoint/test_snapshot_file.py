@@ -31,9 +31,9 @@ file.reserve()
 print("ready", file.is_locked, flush=True)
 while True:
     step += 1
-    file.clear(step % 3)
+    file.clear_slot(step % 3)
     file.slots[step % 3][:file.size] = bytes([step % 251]) * file.size
-    file.commit(step % 3, step, b"%d" % step)
+    file.commit_slot(step % 3, step, b"%d" % step)
     print(step, flush=True)
 """
 
@@ -54,10 +54,10 @@ def opened(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
 
 def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
     for step in steps:
-        slot = step % snapshot_file.SLOTS
-        file.clear(slot)
+        slot = step % snapshot_file.SLOT_COUNT
+        file.clear_slot(slot)
         file.slots[slot][:SIZE] = content(step)
-        file.commit(slot, step, f"loader {step}".encode())
+        file.commit_slot(slot, step, f"loader {step}".encode())
 
 
 def read(path: Path) -> tuple[int, list[str]]:
@@ -99,7 +99,7 @@ def writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[st
 def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = shared / "planted"
     user = os.geteuid()
-    planted.write_bytes(bytes(snapshot_file.PAGE))
+    planted.write_bytes(bytes(snapshot_file.PAGE_BYTES))
     planted.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(PermissionError, match=f"belongs to another user \\({user}\\)"):
@@ -109,15 +109,16 @@ def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.M
 def slot_offset(slot: int, size: int = SIZE) -> int:
     """Return the offset of a slot's state in the file."""
     stride = (
-        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
+        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE_BYTES)
+        * snapshot_file.PAGE_BYTES
     )
-    return snapshot_file.PAGE + slot * stride
+    return snapshot_file.PAGE_BYTES + slot * stride
 
 
 def after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
     many are damaged."""
-    if end < snapshot_file.PAGE:
+    if end < snapshot_file.PAGE_BYTES:
         return -1, int(end > 0)  # an empty file is like a missing one
     ends = {
         6: slot_offset(0) + SIZE + 8,
@@ -159,10 +160,13 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
         st.integers(0, snapshot_file.HEADER.size + 4),
         st.integers(
             snapshot_file.FIRST_RECORD_OFFSET,
-            snapshot_file.FIRST_RECORD_OFFSET + snapshot_file.SLOTS * snapshot_file.RECORD_DISTANCE,
+            snapshot_file.FIRST_RECORD_OFFSET
+            + snapshot_file.SLOT_COUNT * snapshot_file.RECORD_DISTANCE,
         ),
         st.builds(
-            lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets
+            lambda slot, n: slot_offset(slot) + n,
+            st.integers(0, snapshot_file.SLOT_COUNT - 1),
+            offsets,
         ),
     )
 
@@ -211,7 +215,8 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             newest = max(newest, int(process.stdout.readline()))
 
         offsets = [
-            slot_offset(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)
+            slot_offset(slot, size) + size * attempt // 12
+            for slot in range(snapshot_file.SLOT_COUNT)
         ]
         initial = bytes_at(path, offsets)
 
@@ -266,11 +271,11 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
 
 
 def test_only_unneeded_files_are_removed(shared: Path) -> None:
-    run = snapshot_file.run_name("identity", "prefix")
-    other = snapshot_file.run_name("identity", "elsewhere")
-    held = snapshot_file.path(run, "held")
-    dead = snapshot_file.path(run, "dead")
-    old = snapshot_file.path(other, "old")
+    run = snapshot_file.hash_run_name("identity", "prefix")
+    other = snapshot_file.hash_run_name("identity", "elsewhere")
+    held = snapshot_file.snapshot_path(run, "held")
+    dead = snapshot_file.snapshot_path(run, "dead")
+    old = snapshot_file.snapshot_path(other, "old")
     foreign = shared / "mine"
     process = writer(held)
     assert process.stdout
@@ -284,12 +289,12 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
 
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
-    assert snapshot_file.sweep(other) == []  # a run that is resumed, after any time
-    assert snapshot_file.sweep(run) == [old]
-    assert snapshot_file.discard(run) == [dead]
+    assert snapshot_file.remove_stale_files(other) == []  # a run that is resumed, after any time
+    assert snapshot_file.remove_stale_files(run) == [old]
+    assert snapshot_file.remove_run_files(run) == [dead]
     process.kill()
     process.communicate()
-    assert snapshot_file.discard(run) == [held]
+    assert snapshot_file.remove_run_files(run) == [held]
     assert foreign.exists()
 
 

@@ -19,7 +19,7 @@ from tests.waiting import until
 SCRIPT = """
 import os, sys, time
 from rekindle.training.launch import signals
-leaving = signals.on_sigterm()
+leaving = signals.install_sigterm_handler()
 from torch.utils.data import DataLoader
 batches = iter(DataLoader(range(10**6), num_workers=2))
 next(batches)
@@ -80,7 +80,7 @@ def test_a_data_loader_dies_with_its_worker() -> None:
 
 def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
     process = start(
-        "import time; from rekindle.training.launch.signals import on_sigterm; on_sigterm(); "
+        "import time; from rekindle.training.launch.signals import install_sigterm_handler; install_sigterm_handler(); "
         "print('ready', flush=True); time.sleep(60)",
         REKINDLE_GRACE="0.5",
     )
@@ -94,4 +94,4 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
 def test_an_invalid_grace_period_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(signals.REKINDLE_GRACE, text)
     with pytest.raises(ConfigError, match=f'REKINDLE_GRACE is "{text}"'):
-        signals.grace()
+        signals.read_grace_period()

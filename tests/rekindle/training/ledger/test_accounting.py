@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.training.ledger.accounting import summarize
-from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED, Summary, alive
+from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED, Summary, merge_intervals
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
 
 
 def seconds(summary: Summary, name: str | None = None) -> tuple[float, ...]:
-    return tuple(round(summary.seconds(kind, name), 6) for kind in (TRAINED, WAITED, LOST))
+    return tuple(round(summary.worker_seconds(kind, name), 6) for kind in (TRAINED, WAITED, LOST))
 
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
@@ -76,7 +76,7 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
     )
     assert seconds(found, "a") == (1.6 + 1, 2 + 0.4, 0)
     assert seconds(found)[2] == 0
-    assert found.number("drain") == 1
+    assert found.count_incidents("drain") == 1
 
 
 def test_a_joining_worker_waits_and_costs_the_others_nothing():
@@ -281,7 +281,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
 
     expected += sum(t - since for since in living.values())
     found = summarize(events)
-    total = sum(found.seconds(kind) for kind in (TRAINED, WAITED, LOST))
+    total = sum(found.worker_seconds(kind) for kind in (TRAINED, WAITED, LOST))
     lives = found.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
 
@@ -289,5 +289,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
         assert abs(total - expected) < 1e-6
 
     assert total <= expected + 1e-6
-    by_process = sum(end - start for intervals in lives for start, end in alive(intervals))
+    by_process = sum(
+        end - start for intervals in lives for start, end in merge_intervals(intervals)
+    )
     assert by_process <= total + 1e-6

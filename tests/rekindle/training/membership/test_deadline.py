@@ -9,7 +9,7 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_DEADLINE
 from rekindle.storage import Store
-from rekindle.training.membership.server import TICK_S
+from rekindle.training.membership.server import TICK_INTERVAL_S
 from tests.rekindle.training.membership.members import hello, serving
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -27,13 +27,13 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
             ticks = asyncio.Queue[float]()
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
-            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
+            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_INTERVAL_S))]
             assert coordinator.trained_seconds == 0
             assert not membership.verdict, "it waits for its first worker"
 
             while not membership.verdict:
                 if "a" in membership.alive_workers:
-                    membership.ack(now, "a", membership.generation, 0)
+                    membership.acknowledge(now, "a", membership.generation, 0)
                 else:
                     membership.join(now, hello("a"))
 

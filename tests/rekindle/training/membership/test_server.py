@@ -16,7 +16,7 @@ from rekindle.training.membership.state_machine import (
     MAX_CRASHES,
     MAX_FRUITLESS_GROUPS,
     REMINDER_INTERVAL_S,
-    Membership,
+    MembershipStateMachine,
 )
 from tests.rekindle.training.membership.members import config, hello, started
 
@@ -31,7 +31,7 @@ class Run(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.config = config()
-        self.membership = Membership(self.config)
+        self.membership = MembershipStateMachine(self.config)
         self.opened: dict[str, int] = {}  # live worker → newest generation it has received
         self.acked: dict[str, int] = {}
         # live worker → newest group it has received
@@ -107,7 +107,7 @@ class Run(RuleBasedStateMachine):
         if worker not in self.frozen | self.dropped and self.acked[worker] < self.opened[worker]:
             self.acked[worker] = self.opened[worker]
             self.training.discard(worker)
-            self.membership.ack(self.now, worker, self.opened[worker], self.step)
+            self.membership.acknowledge(self.now, worker, self.opened[worker], self.step)
             self.deliver()
 
     @precondition(lambda self: self.opened)
@@ -138,14 +138,14 @@ class Run(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.opened)))
         if worker not in self.dropped:
             with pytest.raises(ValueError, match="was never opened"):
-                self.membership.ack(self.now, worker, self.membership.generation + 1, 1)
+                self.membership.acknowledge(self.now, worker, self.membership.generation + 1, 1)
             with pytest.raises(ValueError, match="was never opened"):
                 self.membership.report_failure(self.now, worker, self.membership.generation + 1)
 
     @rule(data=st.data())
     def coordinator_restarts(self, data: st.DataObject) -> None:
         """Restart it: workers reconnect in any order, frozen workers later, some never."""
-        self.membership = Membership(self.config)
+        self.membership = MembershipStateMachine(self.config)
         # later numbers may be reused: no worker has received them
         newest = max(self.opened.values(), default=0)
 
@@ -246,7 +246,7 @@ def test_a_silent_worker_is_dropped_and_the_others_continue() -> None:
     } in membership.events
 
     for worker in "ab":
-        membership.ack(2.3, worker, 2, 1)
+        membership.acknowledge(2.3, worker, 2, 1)
 
     assert membership.members == ["a", "b"]
 
@@ -287,7 +287,7 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     assert ("a", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "ab":
-        membership.ack(41, worker, 2, -1)
+        membership.acknowledge(41, worker, 2, -1)
 
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) - 1)
     assert "c" in membership.alive_workers
@@ -300,7 +300,7 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     membership = started("a", "b", "c")
     # a, b and c cannot acknowledge it: b and c wait for the state that a reads
     membership.join(1, hello("d"))
-    membership.ack(1, "d", 2, -1)
+    membership.acknowledge(1, "d", 2, -1)
 
     def live(since: int, until: int, busy: str = "") -> None:
         for now in range(since, until):
@@ -315,7 +315,7 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "bc":
-        membership.ack(121, worker, 2, -1)
+        membership.acknowledge(121, worker, 2, -1)
 
     live(121, 143)
     assert membership.is_published
@@ -323,7 +323,7 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
 
 
 def test_a_new_coordinator_adopts_the_existing_group() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "bac":
         membership.join(0, hello(worker, **about))
@@ -333,14 +333,14 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
     assert membership.members == ["a", "b", "c"]
 
     assert not membership.outbox
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
 
     for worker in "ba":  # c died with the coordinator; the others notice it in the next step
         membership.join(0, hello(worker, **about))
 
     for worker in "ba":
         membership.report_failure(0.1, worker, 5)
-        membership.ack(0.1, worker, 6, 7)
+        membership.acknowledge(0.1, worker, 6, 7)
         membership.heartbeat(1.2, worker, 7)
 
     membership.tick(1.2)
@@ -349,7 +349,7 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
 
 
 def test_a_new_coordinator_skips_a_generation_number_that_may_be_published() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     membership.join(0, hello("a", generation=5, group=0, peers=["a", "b"]))
     membership.join(0, hello("b", generation=5, group=5, peers=["a", "b"]))
     assert membership.generation == 6
@@ -358,7 +358,7 @@ def test_a_new_coordinator_skips_a_generation_number_that_may_be_published() -> 
 
 
 def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> None:
-    run = Membership(config(min_workers=1, max_workers=4))
+    run = MembershipStateMachine(config(min_workers=1, max_workers=4))
     run.join(0.0, hello("fresh"))
     assert run.generation == 1
     assert run.is_published is False
@@ -370,7 +370,7 @@ def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> No
     # otherwise it and the coordinator would wait for each other
     assert asked[-1] > 1
     for worker in ("fresh", "old"):
-        run.ack(0.2, worker, run.generation, 3)
+        run.acknowledge(0.2, worker, run.generation, 3)
     run.tick(0.2 + JOIN_TIMEOUT_S)
     assert sorted(run.members) == ["fresh", "old"]
 
@@ -380,7 +380,7 @@ def test_groups_that_break_repeatedly_are_delayed_and_logged() -> None:
     for generation in range(1, MAX_FRUITLESS_GROUPS + 2):
         membership.report_failure(2, "a", generation)
         for worker in "ab":
-            membership.ack(2, worker, generation + 1, -1)
+            membership.acknowledge(2, worker, generation + 1, -1)
     assert not membership.is_published
     assert "can the workers reach each other?" in membership.log[-1]
     for worker in "ab":
@@ -392,7 +392,7 @@ def test_groups_that_break_repeatedly_are_delayed_and_logged() -> None:
 def test_the_reason_for_a_wait_is_logged_at_intervals() -> None:
     membership = started("a", "b", min_workers=2)
     membership.remove(2, "b")
-    membership.ack(2, "a", 2, -1)
+    membership.acknowledge(2, "a", 2, -1)
     for second in range(2, 3 + int(2 * REMINDER_INTERVAL_S)):
         membership.heartbeat(second, "a", -1)
         membership.tick(second)
@@ -418,11 +418,11 @@ def test_too_few_workers_wait_for_more() -> None:
     membership = started("a", "b", "c")
     membership.remove(2, "b")
     membership.remove(2, "c")
-    membership.ack(2, "a", 2, 1)
+    membership.acknowledge(2, "a", 2, 1)
     membership.tick(3)
     assert not membership.is_published
     membership.join(4, hello("d"))
-    membership.ack(4, "d", 2, -1)
+    membership.acknowledge(4, "d", 2, -1)
     assert membership.members == ["a", "d"]
 
 
@@ -433,7 +433,7 @@ def test_workers_beyond_max_workers_are_spares_until_one_is_lost() -> None:
     assert {worker for worker, _ in membership.outbox} == {"e"}
     membership.remove(3, "a")
     for worker in "bcde":
-        membership.ack(3, worker, 2, 1)
+        membership.acknowledge(3, worker, 2, 1)
     assert membership.members == ["b", "c", "d", "e"]
 
 
@@ -466,7 +466,7 @@ def test_one_fault_reported_by_all_workers_counts_once() -> None:
 
 
 def test_crashes_of_workers_with_new_names_end_the_run() -> None:
-    membership = Membership(config(workers=1, min_workers=1))
+    membership = MembershipStateMachine(config(workers=1, min_workers=1))
     for worker in "abc":
         assert membership.verdict is None
         membership.report_error(worker, "boom", 1)
@@ -477,7 +477,7 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
 def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_with_other_bits() -> (
     None
 ):
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     about: dict[str, Any] = {"generation": 7, "group": 7, "peers": ["a", "b"], "step": 9}
     membership.join(0, hello("a", **about))
@@ -502,13 +502,13 @@ def test_a_worker_with_another_torch_build_is_refused_by_name() -> None:
 
 
 def test_a_worker_lost_before_the_first_group_does_not_fix_the_fingerprint() -> None:
-    membership = Membership(config(workers=2))
+    membership = MembershipStateMachine(config(workers=2))
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     membership.remove(0, "x")
     for worker in "ab":
         membership.join(0, hello(worker))
     for worker in "ab":
-        membership.ack(0, worker, membership.generation, -1)
+        membership.acknowledge(0, worker, membership.generation, -1)
     assert membership.members == ["a", "b"]
     for worker in "ab":
         membership.remove(1, worker)
@@ -518,7 +518,7 @@ def test_a_worker_lost_before_the_first_group_does_not_fix_the_fingerprint() -> 
 
 def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> None:
     chosen = {"instruction set": "x86_64 AVX512"}
-    membership = Membership(config(workers=2, fingerprint=chosen))
+    membership = MembershipStateMachine(config(workers=2, fingerprint=chosen))
     membership.join(0, hello("x", fingerprint={"torch": "2", "instruction set": "x86_64 AVX2"}))
     assert (
         "its instruction set is x86_64 AVX2 and not x86_64 AVX512"
@@ -530,7 +530,7 @@ def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> Non
 
 
 def test_a_run_whose_workers_are_always_refused_ends_with_the_reason() -> None:
-    membership = Membership(config(min_workers=2, hung_seconds=20))
+    membership = MembershipStateMachine(config(min_workers=2, hung_seconds=20))
     membership.join(0, hello("a"))
     for now in range(0, 30, 6):
         membership.heartbeat(now, "a", -1)
@@ -579,7 +579,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
     claim: dict[str, Any], restarted: bool
 ) -> None:
     if restarted:
-        membership = Membership(config(min_workers=2, max_workers=3))
+        membership = MembershipStateMachine(config(min_workers=2, max_workers=3))
     else:
         membership = started("a", "b")
 
@@ -601,7 +601,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
         for worker, message in membership.outbox:
             if "open" in message and worker in "ab" and worker in membership.alive_workers:
                 opened = max(opened, message["open"])
-                membership.ack(now, worker, opened, 7)
+                membership.acknowledge(now, worker, opened, 7)
 
         membership.outbox.clear()
         for worker in membership.alive_workers.keys() & {"a", "b"}:
@@ -623,11 +623,11 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
 
     put = {"put": 1, "key": "0", "value": "eA=="}
     for worker, message in (("e", put), ("a", put | {"put": 0}), ("a", put | {"put": 2})):
-        membership.exchange(worker, message)
+        membership.forward_value(worker, message)
         assert not membership.outbox
         assert not membership.values
 
-    membership.exchange("a", put)
+    membership.forward_value("a", put)
     assert membership.outbox == [(worker, put) for worker in "bcd"]
     membership.outbox.clear()
     about = {"generation": 1, "group": 1, "peers": ["a", "b", "c", "d"]}
@@ -636,7 +636,7 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
 
     with pytest.raises(ValueError, match="values of each member"):
         for number in range(1000):
-            membership.exchange("a", put | {"key": f"{number}"})
+            membership.forward_value("a", put | {"key": f"{number}"})
 
 
 def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:

@@ -10,7 +10,7 @@ from rekindle.training.launch import notice
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Sweep
-from rekindle.training.sweep.trials import training_spec
+from rekindle.training.sweep.trials import make_training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 from tests.rekindle.training.launch.metadata import EVENT, Metadata
 from tests.waiting import until
@@ -109,12 +109,14 @@ def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_conti
     pod = crew._start("crashed", argv, {})
     assert pod.code() == 0, pod.said()
     assert "crashed 3 times" in study.read()[1].failure
-    assert study.winner().number == 0
+    assert study.find_winner().number == 0
 
 
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
     study, _ = make_study(s3, "settings/search", 1)
-    spec = training_spec(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
+    spec = make_training_spec(
+        study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON
+    )
     assert spec.learning_rate == 0.5
     assert spec.model == {"width": 9}
     assert spec.workers == 1
