@@ -151,6 +151,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_misspelt_step_flag_or_output_is_one_clear_error() -> None:
     unknown = run("steps.prepar")
     assert unknown.returncode == 78 and 'Did you mean "steps.prepare"?' in unknown.stderr

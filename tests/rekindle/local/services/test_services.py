@@ -53,6 +53,7 @@ def kill(services: Services, name: str) -> Record:
     return killed
 
 
+@pytest.mark.slow
 def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: Services) -> None:
     command = (
         "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services"

@@ -82,6 +82,7 @@ def test_a_webhook_that_never_answers_times_out(
     )
 
 
+@pytest.mark.slow
 def test_a_closed_connection_is_retried() -> None:
     with hook() as server:
         server.silent.set()

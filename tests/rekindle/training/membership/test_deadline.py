@@ -16,6 +16,7 @@ __all__ = ["secret"]  # fixture of all tests in this file
 LIMIT = 0.5  # seconds
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_training_counts_only_while_workers_train(
     s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

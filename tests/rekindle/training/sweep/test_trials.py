@@ -84,6 +84,7 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
     assert again.code() == 0 and "trial 0" not in again.said()
 
 
+@pytest.mark.slow
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Any) -> None:  # noqa: F811
     study, argv = make_study(s3, "noticed/search", 1)
     pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {address(cloud)}"})
