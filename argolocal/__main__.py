@@ -10,7 +10,9 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from collections.abc import Callable
 from importlib import import_module
 
-SIGNAL_EXIT_CODES = (129, 130, 143)  # exit codes after SIGHUP, Ctrl-C and SIGTERM
+from argolocal.common import exit_codes
+
+SIGNAL_EXIT_CODES = (exit_codes.HUNG_UP, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
 def main() -> None:
@@ -19,9 +21,9 @@ def main() -> None:
 
 
 def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
-    """Run the command that `load` imports, and exit with its exit code; after Ctrl-C, with 130 and
-    no traceback."""
-    code: int | None = 130
+    """Run the command that `load` imports, and exit with its exit code; print no traceback after
+    Ctrl-C."""
+    code: int | None = exit_codes.INTERRUPTED
 
     try:
         import signal
@@ -51,7 +53,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
 def _exit_at_once(*_: object) -> None:
     """Exit on SIGINT while Python imports modules or exits: an exception would print a traceback or
     be lost."""
-    os._exit(130)
+    os._exit(exit_codes.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Errors that users see. Each message names the wrong value, the rule and the remedy.
 
-`exit_code` is the exit code of the process: a code of sysexits.h if a retry cannot help.
+`exit_code` is the exit code of the process: one of `exit_codes.PERMANENT` if a retry cannot help.
 """
 
 import os
 import sys
 from contextlib import suppress
 
+from argolocal.common import exit_codes
 from argolocal.common.wording import one_line
 
 
@@ -29,9 +30,9 @@ class ArgolocalError(Exception):
 
 
 class ConfigError(ArgolocalError):
-    """A setting, a flag or a manifest is wrong: a retry cannot help (exit code EX_CONFIG)."""
+    """A setting, a flag or a manifest is wrong: a retry cannot help."""
 
-    exit_code = 78
+    exit_code = exit_codes.INVALID_CONFIG
 
 
 class NodeError(Exception):
@@ -46,7 +47,7 @@ class InvalidDocument(StorageError):
     """A document of the object store or the disk is not what its readers expect: a retry cannot
     help."""
 
-    exit_code = 65
+    exit_code = exit_codes.INVALID_DATA
 
 
 class NotFound(StorageError):

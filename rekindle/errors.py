@@ -1,13 +1,14 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process. For errors that a retry cannot repair, the exit code is
-one of sysexits.h (78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE), and retry strategies recognize it.
+`exit_code` is the exit code of the process: one of `exit_codes.PERMANENT`, which retry strategies
+recognize, if a retry cannot help.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.errors import ArgolocalError as RekindleError
 from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
 
@@ -34,14 +35,14 @@ HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 class DataError(RekindleError):
     """The input data is invalid: a retry cannot help."""
 
-    exit_code = 65
+    exit_code = exit_codes.INVALID_DATA
 
 
 class CodeError(RekindleError):
     """The user's code raised an exception that a retry would raise again; the message has its
     FILE:LINE and text."""
 
-    exit_code = 70
+    exit_code = exit_codes.CODE_ERROR
 
 
 class RunAborted(RekindleError):

@@ -28,6 +28,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
+from argolocal.common import exit_codes
 from rekindle.content.hashes import file_sha256 as file_sha256
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
@@ -278,11 +279,15 @@ class Store:
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
+            # the mark of a folder, as consoles of object stores create it
+            if entry.key.endswith("/"):
+                file.mkdir(parents=True, exist_ok=True)
+                return
+
             file.parent.mkdir(parents=True, exist_ok=True)
-            if not entry.key.endswith("/"):
-                self._request(
-                    entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
-                )
+            self._request(
+                entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
+            )
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, entries))
@@ -386,6 +391,6 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
                 last_message = time.monotonic()
 
         if stop_event.wait(pause):
-            raise SystemExit(143)
+            raise SystemExit(exit_codes.TERMINATED)
 
         pause = min(2 * pause, 2.0)

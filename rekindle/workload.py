@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from pydantic import BaseModel, Field, field_validator
 
-from argolocal.common.disk import check_space, size_of
+from argolocal.common.files import check_space, size_of
 from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files
@@ -242,22 +242,6 @@ class Workload(Protocol):
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
 # further names that are required, unless the workload has a predictor
 SERVED = ("Instance", "predict")
-# hooks of earlier versions, and their replacement
-REMOVED = {
-    "evaluate": (
-        "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and"
-        " `report`"
-    ),
-    "replay": (
-        "let `examples` return a rekindle.Examples whose `report` writes the requests"
-        " (record_predictions)"
-    ),
-    "baseline": "let `examples` yield rekindle.Example(instance, truth, baseline=...)",
-    "seen": (
-        "define `examples(path, champion)`, and omit the rows that a champion with these facts has"
-        " seen"
-    ),
-}
 # arguments of the functions, including optional functions
 ARGUMENTS = {
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
@@ -278,14 +262,6 @@ def load(name: str) -> Workload:
     """Import the workload module `name`. Raises ConfigError if it cannot be imported or lacks a
     name."""
     workload = project.load(name, "workload", REQUIRED)
-    for attribute, replacement in REMOVED.items():
-        if hasattr(workload, attribute):
-            raise ConfigError(
-                f'workload "{name}" defines {attribute}, which the engine no longer calls:'
-                f" {replacement} (see docs/your-own-model.md). If the function is for your own use,"
-                " begin its name with an underscore."
-            )
-
     missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
     if missing_names and not hasattr(workload, "predictor"):
         raise ConfigError(
@@ -377,12 +353,11 @@ def _check_spelling(name: str, workload: Any) -> None:
     }
 
     for attribute, value in vars(workload).items():
-        similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
-        if inspect.isfunction(value):
-            arguments = tuple(inspect.signature(value).parameters)
-        else:
-            arguments = ()
+        if not inspect.isfunction(value):
+            continue
 
+        similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
+        arguments = tuple(inspect.signature(value).parameters)
         if similar_names and arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
                 f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine'

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.common import exit_codes
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
@@ -107,6 +109,8 @@ HERA = ("pipelines.", "rekindle.blocks.")
 
 
 # modules in whose lists `git` is a kind of artifact of Argo
+EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
+EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -244,6 +248,20 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
+def test_no_test_imports_a_module_of_tests():
+    """Helpers that tests share are in modules next to them."""
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names)
+        if "tests." in name and ".test_" in name
+    }
+
+    assert wrong == set()
+
+
 def test_only_one_module_starts_git():
     """Git runs programs that a repository names, unless it is started as in that module."""
     command = re.compile(r"git(\s.*)?|.*/git")
@@ -283,6 +301,23 @@ def test_only_one_module_writes_json():
     }
 
     assert modules == {"argolocal.common.json_text"}
+
+
+def test_exit_codes_have_names():
+    """`argolocal.common.exit_codes` names the numbers that end a process."""
+    numbers = {value for value in vars(exit_codes).values() if isinstance(value, int)}
+
+    wrong = {
+        f"{module}, line {node.lineno}: {ast.unparse(node)}"
+        for module, tree in product().items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
+        or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
+        for value in ast.walk(node)
+        if isinstance(value, ast.Constant) and value.value in numbers
+    }
+
+    assert wrong == set()
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from argolocal.cli import standard_streams
-from argolocal.common import homes, program
+from argolocal.common import exit_codes, homes, program
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import one_line, shorten
 from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
@@ -76,7 +76,7 @@ def exit_code(command: Callable[[], Any]) -> int:
         _print_error(one_line(usage_message(error)))
         code = 2
     except click.Abort:
-        code = 130
+        code = exit_codes.INTERRUPTED
     except ArgolocalError as error:
         _print_error(str(error))
         code = 2 if isinstance(error, ConfigError) else 1

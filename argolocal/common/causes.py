@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from argolocal.common import exit_codes
+
 ATTEMPT = re.compile(r"\((\d+)\)$")  # end of the name of an attempt
 # parts of Argo's messages about a stopped workflow
 STOPPED = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
@@ -20,8 +22,8 @@ SECONDARY = re.compile(
 # Argo's message about a job or another object that failed; this runner adds the cause that the
 # object reports
 OBJECT_FAILED = re.compile(
-    r"(?:main: )?(?:Error \(exit code 64\): )?failure condition '[^']*' evaluated true(?::"
-    r" (?P<cause>.+))?",
+    rf"(?:main: )?(?:Error \(exit code {exit_codes.EXECUTOR_ERROR}\): )?"
+    r"failure condition '[^']*' evaluated true(?:: (?P<cause>.+))?",
     re.DOTALL,
 )
 

@@ -1,12 +1,16 @@
-"""Atomic writes, private directories, and files of other people."""
+"""Atomic writes, private directories, files of other people, and the space that files need."""
 
 import errno
 import os
+import shutil
 import stat
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from argolocal.errors import ArgolocalError
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
@@ -104,3 +108,28 @@ def is_own(directory: Path) -> bool:
     """Return True if the path is a directory that belongs to this user, and not a symbolic link."""
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
+    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes
+    `content`."""
+    message = missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy)
+    if message:
+        raise ArgolocalError(message)
+
+
+def missing_space(content: str, size: float, free_bytes: float, target: str, remedy: str) -> str:
+    """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the
+    `remedy`."""
+    if size <= free_bytes:
+        return ""
+    return (
+        f"{content} needs about {size / 1e9:.1f} GB and {target} has {free_bytes / 1e9:.1f} GB"
+        f" left: {remedy}"
+    )
+
+
+def size_of(path: Path) -> int:
+    """Return the size in bytes of a file or of all files in a folder; 0 for a missing path."""
+    files: Iterable[Path] = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

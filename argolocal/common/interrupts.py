@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from argolocal.common import exit_codes
+
 # a signal that follows another one after this time is not deferred; `timeout` sends two signals
 # within microseconds
 FORCE_AFTER_S = 0.5
@@ -128,7 +130,7 @@ class StopSignals(Interrupts):
     def receive(self, number: int, frame: FrameType | None) -> None:
         if self.caught:
             if time.monotonic() - self.caught_at > self.exit_after:
-                os._exit(128 + number)
+                os._exit(exit_codes.SIGNALLED + number)
 
             return
 

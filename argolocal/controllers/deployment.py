@@ -4,7 +4,7 @@ A change of a Deployment writes the object, and starts the supervisor if it does
 process (deployment_supervisor.py), stored in `deployments/supervisor.json`. If it died, the next
 command restarts it, unless `down` had stopped it. Differences from Kubernetes: no autoscaler
 changes `replicas`; a rollout fails before its progressDeadlineSeconds if its pod exits four times
-in a row, or once with an exit code that a restart cannot change (FATAL_EXIT_CODES); a Service
+in a row, or once with an exit code that a restart cannot change (`exit_codes.PERMANENT`); a Service
 listens on 127.0.0.1, and a headless Service on an address of its own.
 """
 

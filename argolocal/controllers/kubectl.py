@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
@@ -466,4 +467,6 @@ def _content(obj: Object) -> Object:
 
 
 def _failure(id: str, reason: str) -> PodEnded:
-    return PodEnded(id, "Failed", f"main: Error (exit code 64): {reason}", {"exitCode": "64"})
+    code = exit_codes.EXECUTOR_ERROR
+    message = f"main: Error (exit code {code}): {reason}"
+    return PodEnded(id, "Failed", message, {"exitCode": str(code)})

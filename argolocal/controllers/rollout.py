@@ -2,19 +2,19 @@
 
 A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and
 finishes its connections. A Deployment that a workflow owns has pods only while the workflow runs. A
-pod that exits with one of FATAL_EXIT_CODES is not restarted until another command applies the
+pod that exits with one of `exit_codes.PERMANENT` is not restarted until another command applies the
 Deployment.
 """
 
 import asyncio
 import hashlib
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
 from argolocal.controllers.controller import Object
@@ -27,7 +27,6 @@ from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, run_claims
 
-FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
 FAST_PERIOD_S = 0.1  # seconds between probes until the first success
 
@@ -166,7 +165,7 @@ class Rollout:
             code = replica.pod.poll()
             if code is not None:
                 self._stop_probes(replica)
-                is_fatal = code in FATAL_EXIT_CODES
+                is_fatal = code in exit_codes.PERMANENT
                 replica.pod.give_up(code) if is_fatal else replica.pod.restart(code)
 
                 is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS

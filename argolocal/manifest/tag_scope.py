@@ -296,12 +296,12 @@ def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     `name`."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for key, item in value.items():
             yield from texts(item, f"{path}.{key}")
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            if isinstance(item, Mapping):
+            if isinstance(item, dict):
                 name = item.get("name", number)
             else:
                 name = number

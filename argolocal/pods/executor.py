@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import signal_group, start_time
 from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
@@ -27,7 +28,7 @@ from argolocal.interfaces import Cluster
 from argolocal.pods import artifacts, containers
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import daemon, data, http
-from argolocal.pods.kinds.container_set import COMMAND_ERROR_CODE, START_ERROR_CODE, main_container
+from argolocal.pods.kinds.container_set import START_ERROR_CODE, main_container
 from argolocal.pods.kinds.sidecars import TERMINATED_EXIT_CODES
 from argolocal.pods.pod_run import GRACE_S, Outputs, PodRun
 from argolocal.pods.process import (
@@ -414,7 +415,7 @@ class Executor:
         if init_name or isinstance(error, StartError):
             code = START_ERROR_CODE
         else:
-            code = COMMAND_ERROR_CODE
+            code = exit_codes.EXECUTOR_ERROR
 
         reason = "StartError" if code == START_ERROR_CODE else "Error"
         outputs = None if init_name else {"exitCode": str(code)}

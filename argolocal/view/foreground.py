@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from argolocal.common import program
+from argolocal.common import exit_codes, program
 from argolocal.common.interrupts import StopSignals
 from argolocal.common.json_text import to_json
 from argolocal.engine import suspend
@@ -149,7 +149,7 @@ class Foreground:
                 status = {**local.status, "phase": "Error", "message": runner_error}
 
         if interrupts.caught:
-            code = 128 + interrupts.caught
+            code = exit_codes.SIGNALLED + interrupts.caught
         else:
             code = self.exit_code(status)
 

@@ -31,11 +31,11 @@ from benchmarks.loop import free_port
 from rekindle import tracking
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
+from rekindle.object_labels import INSTANCE_LABEL
 from rekindle.release import promotion
 from rekindle.storage import NotFound, Store
 
 NAME = "pairs"
-INSTANCE = "app.kubernetes.io/instance"
 CONFIG = """
 name: pairs
 pipeline: benchmarks.release.pipeline
@@ -117,7 +117,7 @@ class Home:
         """Return the Deployment that gets the traffic."""
         service = self.kinds["Service"].read(NAME)
         if service:
-            return service["spec"]["selector"][INSTANCE]
+            return service["spec"]["selector"][INSTANCE_LABEL]
         return ""
 
 

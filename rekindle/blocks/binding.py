@@ -193,20 +193,26 @@ def _validate(label: str, name: str, info: FieldInfo, value: object) -> Any:
 
     if isinstance(value, Value):
         _check_type(label, info.annotation, value)
-    elif isinstance(value, Parameter):
-        return str(value.value)
-    elif not (isinstance(value, str) and "{{" in value):
-        try:
-            TypeAdapter[Any](Annotated[info.annotation or Any, info]).validate_python(value)  # pyright: ignore
-        except ValidationError as error:
-            first_error = error.errors()[0]
-            choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
-            if first_error["type"] == "literal_error":
-                hint = did_you_mean(str(value), choices)
-            else:
-                hint = ""
+        return value
 
-            refuse(f"{label} is {describe(value)}: {rule(first_error['msg'])}{hint}")
+    if isinstance(value, Parameter):
+        return str(value.value)
+
+    is_unrestricted_text = info.annotation is str and not info.metadata
+    if isinstance(value, str) and (is_unrestricted_text or "{{" in value):
+        return value
+
+    try:
+        TypeAdapter[Any](Annotated[info.annotation or Any, info]).validate_python(value)  # pyright: ignore
+    except ValidationError as error:
+        first_error = error.errors()[0]
+        choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+        if first_error["type"] == "literal_error":
+            hint = did_you_mean(str(value), choices)
+        else:
+            hint = ""
+
+        refuse(f"{label} is {describe(value)}: {rule(first_error['msg'])}{hint}")
 
     return value
 

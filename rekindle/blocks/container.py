@@ -20,6 +20,7 @@ from hera.workflows import (
 from hera.workflows import models as m
 from pydantic.fields import FieldInfo
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
@@ -27,10 +28,9 @@ from rekindle.blocks.manifest.quoting import in_argument, input_text
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
-from rekindle.step import flag, is_artifact, load, to_text
+from rekindle.step import Step, flag, is_artifact, load, to_text
 
-# excludes the exit codes for invalid data, code or configuration (rekindle/errors.py)
-RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
+RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT]}"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
@@ -97,7 +97,7 @@ def container(
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
         outputs.append(_output(field, info, in_loop))
 
-    if needs_task_name(module):
+    if needs_task_name(definition):
         inputs.append(Parameter(name=TASK))
 
     env: list[Any] = []
@@ -179,10 +179,9 @@ def placement(pod: PodConfig) -> dict[str, Any]:
     }
 
 
-def needs_task_name(module: str) -> bool:
+def needs_task_name(definition: Step) -> bool:
     """Return whether the step has output artifacts, whose keys contain the task's name, or may be
     cached."""
-    definition = load(module)
     return hasattr(definition, "REUSE") or any(
         map(is_artifact, definition.Outputs.model_fields.values())
     )

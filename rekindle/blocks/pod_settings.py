@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from argolocal.manifest.object_labels import WORKFLOW
+from rekindle.object_labels import NAME_LABEL, PART_OF_REKINDLE
 from rekindle.release.serve_config import TOKENS
 
 if TYPE_CHECKING:
@@ -187,4 +188,4 @@ def pod_spec(
 def labels(name: str) -> dict[str, str]:
     """Return the labels of the workflow of the pipeline `name`; commands find runs by these
     labels."""
-    return {"app.kubernetes.io/part-of": "rekindle", "app.kubernetes.io/name": name}
+    return {**PART_OF_REKINDLE, NAME_LABEL: name}

@@ -516,7 +516,7 @@ def step(
         field: value if _is_unchanged(value) else input_text(value)
         for field, value in validate_inputs(name, values, fields).items()
     }
-    if needs_task_name(module):
+    if needs_task_name(definition):
         texts[TASK] = name
 
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
@@ -567,7 +567,7 @@ def repeat(block: Block, **options: Any) -> Block:
     those of `block`."""
     module, pod = block.origin
     repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
-    if needs_task_name(module):
+    if needs_task_name(load_step(module)):
         arguments: dict[str, Any] = repetition.arguments  # pyright: ignore[reportAssignmentType]
         arguments[TASK] = block.name
     repetition.is_repetition = True

@@ -21,6 +21,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle import project
+from rekindle.content.hashes import linked_files_below
 from rekindle.project.folders import ENGINE
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
@@ -116,18 +117,12 @@ def _is_package(file: Path) -> bool:
     return file.name.partition(".")[0] == "__init__"
 
 
-def _files_below(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
+def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of the folders linked into it, except compiled copies of
     them."""
-    resolved_folder = folder.resolve()
-    # a link to a folder that contains the link is endless
-    if folder.name == "__pycache__" or resolved_folder in parents:
-        return
-    for path in sorted(folder.iterdir()):
-        is_compiled = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
-        if path.is_dir():
-            yield from _files_below(path, parents | {resolved_folder})
-        elif path.is_file() and not is_compiled:
+    for path in linked_files_below(folder):
+        is_copy = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
+        if not is_copy and "__pycache__" not in path.relative_to(folder).parts:
             yield path
 
 

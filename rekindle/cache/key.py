@@ -4,12 +4,12 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
+from rekindle.content.hashes import linked_files_below
 from rekindle.errors import RekindleError
 from rekindle.names import parse_s3_address, split_address
 from rekindle.step import StepInputs, is_artifact, load, to_text
@@ -170,15 +170,16 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 
 def describe_files(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and
-    bytes."""
+    bytes.
+
+    Raises OSError, and ConfigError for too many links.
+    """
     if path.exists() and not path.is_dir() and not path.is_file():
         # a device may be endless, and a FIFO would block
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
 
-    # follows links, unlike Path.rglob
-    names = glob("**", root_dir=path, recursive=True, include_hidden=True)
     if path.is_dir():
-        files = sorted(file for file in map(path.joinpath, names) if file.is_file())
+        files = sorted(linked_files_below(path))
     else:
         files = [path]
 

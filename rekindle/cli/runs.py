@@ -8,7 +8,7 @@ import click
 from argolocal import cli as local
 from argolocal.cli.options import Run, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
-from argolocal.common import homes
+from argolocal.common import exit_codes, homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
@@ -19,8 +19,6 @@ from rekindle.errors import say
 
 if TYPE_CHECKING:
     from rekindle.view.pipeline_display import Pipeline
-
-SIGNALLED = 128  # lowest exit code of a run that was stopped by a signal
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -80,7 +78,7 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
 
     workflow = pipeline.local.workflow
     limits = workflow_origin.config_or_empty(workflow).get("retention")
-    if code < SIGNALLED and isinstance(limits, dict) and any(limits.values()):
+    if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
         # imported in this function: it needs the clients of MLflow and the object store
         from rekindle.operations import retention
 

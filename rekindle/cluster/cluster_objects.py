@@ -4,6 +4,7 @@ from argolocal.common.object_names import LABEL_VALUE
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Object, Resource
 from rekindle.errors import Conflict
+from rekindle.object_labels import NAME_LABEL
 
 KINDS = {
     "Deployment": Resource("apps/v1", "deployments"),
@@ -27,7 +28,7 @@ class ClusterObjects:
         """Return the Deployments of a model; [] for a name that no label can have, as in MLflow."""
         if not model or not LABEL_VALUE.allows(model):
             return []
-        return self.cluster.list_objects(KINDS["Deployment"], f"app.kubernetes.io/name={model}")
+        return self.cluster.list_objects(KINDS["Deployment"], f"{NAME_LABEL}={model}")
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
         """Apply a merge patch. Raises ApiError, Conflict if the resourceVersion has changed."""

@@ -20,6 +20,7 @@ from rekindle import project
 from rekindle.blocks.manifest.render import order_keys, to_yaml
 from rekindle.blocks.pod_settings import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
+from rekindle.object_labels import NAME_LABEL
 
 REQUIRED_FILES = ("namespace", "accounts", "addresses", "network")
 COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
@@ -196,7 +197,7 @@ def _egress_to_store(platform: Platform) -> list[Manifest]:
     if rest.split(".")[1:2] == ["svc"]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
         if "minio" in platform.components:
-            pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}}
+            pods = {"podSelector": {"matchLabels": {NAME_LABEL: name}}}
         else:
             pods = {}
 

@@ -11,6 +11,7 @@ from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
+from rekindle.object_labels import PART_OF_REKINDLE
 
 PULL_FAILURE_REASONS = (
     *(
@@ -107,7 +108,7 @@ def pod_manifest(
     ]
 
     # network policies select the pods of steps by the label WORKFLOW
-    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}
+    labels = {**PART_OF_REKINDLE, WORKFLOW: name}
     spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
 
     return {

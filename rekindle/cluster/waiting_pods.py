@@ -18,9 +18,9 @@ from rekindle.cluster import queue
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster, Object, Resource
 from rekindle.cluster.workflows import spec_of
+from rekindle.object_labels import INSTANCE_LABEL
 
 EVENTS = Resource("v1", "events")
-INSTANCE = "app.kubernetes.io/instance"
 # reasons of events of controllers that could not create a pod
 REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
 # states of a container that starts; Kueue and Argo show these, too
@@ -62,7 +62,7 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
 
         server = _server(node)
         if server:
-            started_pods = _list(cluster, PODS, f"{INSTANCE}={server}")
+            started_pods = _list(cluster, PODS, f"{INSTANCE_LABEL}={server}")
         else:
             started_pods = [
                 pod

@@ -8,6 +8,8 @@ So the digest changes if a byte or the name of a file changes, and if a file is 
 """
 
 import hashlib
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -38,8 +40,10 @@ FileList = TypeAdapter(dict[str, File])
 def record_files(folder: Path) -> str:
     """Write the list of the files in `folder`, and return the digest of the dataset.
 
-    Raises DataError if it contains something else than files and folders.
+    Empty folders are removed: an object store does not keep them. Raises DataError if `folder`
+    contains something else than files and folders.
     """
+    _remove_empty_folders(folder)
     files = files_below(folder)
     _reject_others(files, str(folder))
     contents = hashes.compute_sha256s(files.values())
@@ -53,8 +57,19 @@ def record_files(folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _remove_empty_folders(folder: Path) -> None:
+    for path, _, _ in os.walk(folder, topdown=False):
+        # a folder with content cannot be removed
+        with suppress(OSError):
+            if Path(path) != folder:
+                os.rmdir(path)
+
+
 def files_below(folder: Path) -> dict[str, Path]:
-    """Return the files of a dataset by their path in it, except the list itself."""
+    """Return the files of a dataset by their path in it, except the list itself.
+
+    Also what a dataset may not contain, such as empty folders (hashes.paths_below).
+    """
     files = hashes.paths_below(folder)
     files.pop(FILES, None)
     return files
@@ -68,7 +83,7 @@ def read_digest(folder: Path, address: str = "") -> str:
 
 def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
     """Raise DataError if a file in `folder` was changed, added or removed since the list was
-    written.
+    written, or if an empty folder was added.
 
     `digest`: the digest that the dataset must have (empty: any); `address`: its address for the
     message.
@@ -120,8 +135,8 @@ def _reject_others(files: dict[str, Path], address: str) -> None:
     names = [name for name, path in files.items() if not path.is_file()]
     if names:
         raise DataError(
-            f"{address}: {_join(names)} is not a file: a dataset has only files and folders, and"
-            f" links to files. Remove it. Or: {REMEDY}"
+            f"{address}: {_join(names)} is not a file: a dataset has only files, links to files,"
+            f" and folders with files. Remove it. Or: {REMEDY}"
         )
 
 

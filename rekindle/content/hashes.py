@@ -1,11 +1,16 @@
 """Hashes of files, and a mark of files that this process has already verified."""
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+from rekindle.errors import ConfigError
+
 THREADS = 4
+MAX_VISITS = 1000  # number of paths over which links may lead to one folder
 
 _verified_stamps: set[str] = set()
 
@@ -17,12 +22,61 @@ def file_sha256(path: Path) -> str:
 
 
 def paths_below(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder except folders, by its path in it.
+    """Return everything below a folder except folders with content, by its path in it.
 
-    A link to a folder is not followed: it is an entry of its own, like a pipe or a broken link.
+    A link to a folder is not followed: it is an entry of its own, like a pipe, a broken link or an
+    empty folder.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
     return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def _has_content(path: Path) -> bool:
+    """Return True for a folder that is not empty, and that this process may list."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+
+    with suppress(PermissionError):
+        return any(path.iterdir())
+    return False
+
+
+def linked_files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders linked into it, except folders that this
+    process may not list.
+
+    A link to a folder that contains the link is endless, and not followed. Raises ConfigError if
+    more than MAX_VISITS paths lead to one folder: two links in each of 30 folders are a billion
+    paths.
+    """
+    yield from _follow_links(folder, frozenset(), Counter())
+
+
+def _follow_links(
+    folder: Path, parents: frozenset[tuple[int, int]], visits: Counter[tuple[int, int]]
+) -> Iterator[Path]:
+    status = folder.stat()
+    identity = (status.st_dev, status.st_ino)
+    if identity in parents:
+        return
+
+    visits[identity] += 1
+    if visits[identity] > MAX_VISITS:
+        raise ConfigError(
+            f"{folder.resolve()} is reached over more than {MAX_VISITS:,} links, and each path"
+            " would be hashed: remove links to folders that contain further links."
+        )
+
+    try:
+        paths = sorted(folder.iterdir())
+    except PermissionError:
+        return
+
+    for path in paths:
+        if path.is_dir():
+            yield from _follow_links(path, parents | {identity}, visits)
+        elif path.is_file():
+            yield path
 
 
 def compute_sha256s(paths: Iterable[Path]) -> list[str]:

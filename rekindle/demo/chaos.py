@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from argolocal.common import homes
+from argolocal.common import exit_codes, homes
 from argolocal.common.interrupts import StopSignals
 from argolocal.common.json_text import to_json
 from argolocal.language.substitute import substitute
@@ -329,4 +329,4 @@ def _stop_on_signals(folder: Path) -> Iterator[None]:
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
             sys.stderr.write("\nstopped: all processes of the demo have ended\n")
-            raise SystemExit(128 + (signals.caught or signal.SIGINT)) from None
+            raise SystemExit(exit_codes.SIGNALLED + (signals.caught or signal.SIGINT)) from None

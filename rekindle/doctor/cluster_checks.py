@@ -28,6 +28,7 @@ from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
 from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.object_labels import NAME_LABEL
 from rekindle.training.spec import TrainConfig
 
 JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
@@ -477,7 +478,7 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
     of_workflow = to_json(pods.OF_WORKFLOW)[1:-1]
-    name = '"app.kubernetes.io/name": "rekindle-doctor"'
+    name = f'"{NAME_LABEL}": "rekindle-doctor"'
     return json.loads(to_json(job).replace(of_workflow, name))
 
 

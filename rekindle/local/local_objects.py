@@ -2,6 +2,7 @@
 
 from argolocal.controllers.kubectl import Object, apply_patch
 from argolocal.runner.cluster import LocalCluster
+from rekindle.object_labels import NAME_LABEL
 
 
 class LocalObjects:
@@ -17,9 +18,7 @@ class LocalObjects:
         controller = self.controllers["Deployment"]
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [
-            obj
-            for obj in objects
-            if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model
+            obj for obj in objects if obj["metadata"].get("labels", {}).get(NAME_LABEL) == model
         ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:

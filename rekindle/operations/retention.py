@@ -28,6 +28,7 @@ from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
+from rekindle.object_labels import REKINDLE_SELECTOR
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.cluster_retention import resumable_s
@@ -141,7 +142,7 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits of a run's config to its pipeline on this machine. Errors are only
     reported."""
     limits = _limits(workflow)
-    pipeline = workflow_origin.label(workflow, "name")
+    pipeline = workflow_origin.pipeline_label(workflow)
     if limits == NO_LIMITS or not pipeline:
         return
 
@@ -284,7 +285,7 @@ def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]
 
 def _namespace(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
-    found = cluster.list_objects(WORKFLOWS, "app.kubernetes.io/part-of=rekindle")
+    found = cluster.list_objects(WORKFLOWS, REKINDLE_SELECTOR)
     found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
 
     for workflow in found:

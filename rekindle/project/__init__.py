@@ -168,6 +168,20 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     The project is searched last, so its files never shadow a library. Modules that are missing in
     its `steps` and `pipelines` are imported from the reference project.
     """
+    # a module that was imported before needs no search for the project
+    module = sys.modules.get(str(name)) or _import(name, kind)
+
+    missing_names = [attribute for attribute in required if not hasattr(module, attribute)]
+    if missing_names:
+        raise ConfigError(
+            f'{kind} "{name}" lacks {", ".join(missing_names)}: a {kind} module must define'
+            f" {', '.join(required)} (see {DOCS[kind]})."
+        )
+
+    return module
+
+
+def _import(name: str, kind: str) -> ModuleType:
     folders = search_path()
     if not all(part.isidentifier() for part in str(name).split(".")):
         raise ConfigError(
@@ -177,8 +191,8 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
-        _extend_path(name.partition(".")[0])
-        module = import_module(name)
+        _extend_path(name.partition(".")[0], folders)
+        return import_module(name)
     except ModuleNotFoundError as error:
         # the module exists, but imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
@@ -204,17 +218,8 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
             f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.'
         ) from error
 
-    missing_names = [attribute for attribute in required if not hasattr(module, attribute)]
-    if missing_names:
-        raise ConfigError(
-            f'{kind} "{name}" lacks {", ".join(missing_names)}: a {kind} module must define'
-            f" {', '.join(required)} (see {DOCS[kind]})."
-        )
 
-    return module
-
-
-def _extend_path(package: str) -> None:
+def _extend_path(package: str, search_folders: list[str]) -> None:
     """Let `steps` and `pipelines` contain the modules of the project and of the reference
     project."""
     if package not in SHARED:
@@ -222,7 +227,7 @@ def _extend_path(package: str) -> None:
     if find_spec(package) is None:
         sys.path.append(str(REFERENCE))
     module = import_module(package)
-    folders = [str(Path(path, package)) for path in search_path() if Path(path, package).is_dir()]
+    folders = [str(Path(path, package)) for path in search_folders if Path(path, package).is_dir()]
     module.__path__ = list(dict.fromkeys([*folders, *module.__path__, str(REFERENCE / package)]))
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.documents import Document, InvalidDocument, name_field, parse
@@ -46,7 +47,7 @@ class ChampionChanged(RekindleError):
     """The champion has changed since the evaluation of the candidate, or since the start of a
     rollback."""
 
-    exit_code = 65  # exit code of the step `verify`: a retry cannot help
+    exit_code = exit_codes.INVALID_DATA  # of the step `verify`
 
 
 @dataclass(frozen=True)

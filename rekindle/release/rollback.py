@@ -16,12 +16,11 @@ from typing import Any, Protocol
 from rekindle import tracking
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
 from rekindle.names import show
+from rekindle.object_labels import INSTANCE_LABEL, NAME_LABEL
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
 
-NAME_LABEL = "app.kubernetes.io/name"
-INSTANCE_LABEL = "app.kubernetes.io/instance"
 AUTOSCALER = "HorizontalPodAutoscaler"
 # annotation of a Deployment: id of the command that started its pods
 STARTED_ANNOTATION = "rekindle.dev/started"
@@ -36,7 +35,7 @@ class Objects(Protocol):
     def find(self, kind: str, name: str) -> Object | None: ...
 
     def deployments(self, model: str) -> list[Object]:
-        """Return the Deployments whose label app.kubernetes.io/name is `model`."""
+        """Return the Deployments whose label NAME_LABEL is `model`."""
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:

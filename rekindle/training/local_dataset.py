@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.disk import check_space
-from argolocal.common.files import write_atomically
+from argolocal.common.files import check_space, write_atomically
 from argolocal.common.json_text import to_json
 from rekindle.cache.folder import CACHE, cache_folder, own_folder
 from rekindle.content import hashes

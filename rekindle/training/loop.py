@@ -7,6 +7,7 @@ import time
 import torch
 from safetensors.torch import save
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
 from rekindle.documents import describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
@@ -284,4 +285,4 @@ class Training:
         self.checkpoints.close(remove=is_safe)
         self.metrics.close()
         say(f"left after step {self.state.step}, after SIGTERM")
-        raise SystemExit(143)
+        raise SystemExit(exit_codes.TERMINATED)

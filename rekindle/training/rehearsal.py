@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle.cache import code
 from rekindle.cache.folder import cache_folder
@@ -26,13 +27,11 @@ TIMEOUT_STAGE = "timeout"
 # stage of the check → exit codes of errors that a training would meet, too. Other stages may fail
 # only because the rehearsal has few rows.
 CERTAIN_ERRORS = {
-    "model": (70, 78),
-    "optimizer": (70, 78),
-    "dataset": (78,),
-    "loss": (70, 78),
-    "step": (70, 78),
-    "predict": (70, 78),
-    "fit": (70, 78),
+    "dataset": (exit_codes.INVALID_CONFIG,),
+    **dict.fromkeys(
+        ("model", "optimizer", "loss", "step", "predict", "fit"),
+        (exit_codes.CODE_ERROR, exit_codes.INVALID_CONFIG),
+    ),
 }
 # parts of a config that a training depends on
 SECTIONS = ("workload", "families", "data", "model", "train")

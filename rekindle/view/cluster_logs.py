@@ -34,6 +34,7 @@ from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.documents import Document, parse
+from rekindle.object_labels import INSTANCE_LABEL
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
@@ -341,7 +342,7 @@ def tail(
             pods.append(pod)
 
     if deployment:
-        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={deployment}")
+        pods += cluster.list_objects(PODS, f"{INSTANCE_LABEL}={deployment}")
 
     texts = [
         _tail_of(cluster, pod, container, line_count)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.view import display, summary
@@ -45,7 +46,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
             f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name}"
             f" --watch{flags}\nstop    rekindle stop {name}{flags}\n"
         )
-        return 130
+        return exit_codes.INTERRUPTED
 
     return print_outcome(cluster, workflow, as_json)
 
@@ -129,7 +130,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     status = workflow["status"]
     is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, workflow_origin.label(workflow, "name"))
+    endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
@@ -152,7 +153,7 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],
-        "endpoint": _endpoint(cluster, workflow_origin.label(workflow, "name")),
+        "endpoint": _endpoint(cluster, workflow_origin.pipeline_label(workflow)),
     }
     status = workflow.get("status") or {"phase": "Pending"}
     cost = results.costs(status, {"spec": spec_of(workflow)})
@@ -173,7 +174,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
-    name = workflow_origin.label(workflow, "name")
+    name = workflow_origin.pipeline_label(workflow)
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"

@@ -67,7 +67,7 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
 
 def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
-    name = workflow_origin.label(manifest, "name")
+    name = workflow_origin.pipeline_label(manifest)
     cluster = LocalCluster(home)
     service = cluster.find("Service", name) if name else None
     if not service:

@@ -88,7 +88,7 @@ class Pipeline(foreground.Foreground):
         if self._writes_artifacts():
             self._mark()
 
-        name = workflow_origin.label(self.local.workflow, "name")
+        name = workflow_origin.pipeline_label(self.local.workflow)
         cluster = self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
@@ -138,7 +138,7 @@ class Pipeline(foreground.Foreground):
 
     def success(self, status: Status) -> str:
         endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
-        model = f"{endpoint}/v1/models/{workflow_origin.label(self.local.workflow, 'name')}"
+        model = f"{endpoint}/v1/models/{workflow_origin.pipeline_label(self.local.workflow)}"
         curl = f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
         facts = {
             "endpoint": endpoint,

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from argolocal.common import exit_codes
 from argolocal.common.environment import MAX_PORT, whole_number
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
@@ -39,7 +40,6 @@ L2_PENALTY = 1.0
 DEFAULT_PORT = 9999
 MAX_REPLICAS = 256  # a replica sends its rank as one byte
 TIMEOUT_S = 60.0
-RESTART_EXIT_CODE = 143  # with this exit code, the operator restarts a replica
 
 
 class Inputs(StepInputs):
@@ -220,7 +220,7 @@ def connect_replicas() -> Iterator[Peers]:
         yield Peers(rank, size, sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
-        sys.exit(RESTART_EXIT_CODE)
+        sys.exit(exit_codes.TERMINATED)  # the operator restarts the replica
 
     for process in processes:
         process.wait()

@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.argolocal.validate.test_lint import OBJECTS, WRONG_OBJECTS
+from tests.argolocal.validate.objects import OBJECTS, WRONG_OBJECTS
 
 # accepted by the API server, but then no pod can be created, or the operator or torchrun crashes
 ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}

@@ -24,7 +24,7 @@ from rekindle.release.watch.drift import Reference, State
 from rekindle.training.sweep.records import Decision, Seconds, Validation
 from steps.monitoring.moving_window import parse_time
 from tests.fuzz.mutation import change, mutate
-from tests.rekindle.test_documents import (
+from tests.rekindle.valid_documents import (
     DRIFT,
     ENTRY,
     HISTOGRAMS,

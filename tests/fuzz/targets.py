@@ -34,7 +34,7 @@ from rekindle.local.services.s3.object_files import START, Files
 from rekindle.local.services.s3.signatures import Signature, signing_key
 from rekindle.local.services.threaded_server import find_fault
 from rekindle.release.request_validation import parse
-from tests.argolocal.runner.test_mutated import EVERYTHING
+from tests.argolocal.runner.everything import EVERYTHING
 from tests.fuzz.documents import parameters, stored_documents
 from tests.fuzz.mutation import change, mutate
 from tests.fuzz.names import names_from_outside

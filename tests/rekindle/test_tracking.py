@@ -1,10 +1,8 @@
 """MLflow has one run per workflow and one version per release, even if a step is retried."""
 
-import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import TrackingError
 from rekindle.names import InvalidName
+from tests.http_server import Answer, HttpServer
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -142,24 +141,12 @@ def test_the_error_has_the_answer_of_mlflow(run_id: str) -> None:
 def test_the_error_quotes_the_answer_of_another_server(
     status: int, body: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    with HttpServer(lambda _: Answer(status, body)) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
         with pytest.raises(TrackingError) as raised:
             tracking.champion("x")
-
-        server.shutdown()
 
     assert message in str(raised.value)
 

@@ -15,7 +15,6 @@ from rekindle import Examples, Prepared
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.workload import (
     ARGUMENTS,
-    REMOVED,
     REQUIRED,
     SERVED,
     DataConfig,
@@ -48,18 +47,6 @@ def test_at_most_four_hooks_exist_and_an_example_uses_each() -> None:
     assert len(documented_hooks()) <= 4
     used = {name for name in functions for example in EXAMPLES if hasattr(load(example), name)}
     assert used | {f"Examples.{name}" for name in vars(Weekly)} >= set(documented_hooks())
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_hook_is_rejected_with_its_replacement(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: Any = load("tests.rekindle.release.lines")
-    monkeypatch.setattr(lines, name, lambda *arguments: None, raising=False)
-    with pytest.raises(
-        ConfigError, match=rf"defines {name}, which the engine no longer calls: .*`examples\b"
-    ):
-        load("tests.rekindle.release.lines")
 
 
 def test_a_model_without_predict_needs_a_predictor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from rekindle.keys import LEDGER, key
 from rekindle.storage import Store
 from rekindle.training.cost.prices import FILE
 from steps import report
+from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -124,37 +125,6 @@ def test_a_malformed_record_of_reused_outputs_is_passed_over(
 def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
-
-
-EVENTS = [
-    {"t": 100.0, "event": "run", "device": "cpu", "steps": 40},
-    {"t": 100.0, "event": "join", "worker": "1", "name": "fraud-train-worker-0", "step": -1},
-    {"t": 100.0, "event": "join", "worker": "2", "name": "fraud-train-worker-1", "step": -1},
-    {
-        "t": 101.0,
-        "event": "generation",
-        "members": ["fraud-train-worker-0", "fraud-train-worker-1"],
-        "step": -1,
-    },
-    {"t": 101.0, "event": "restored", "step": 0, "tier": "none"},
-    {"t": 102.0, "event": "step", "step": 10},
-    {
-        "t": 102.5,
-        "event": "lost",
-        "worker": "2",
-        "name": "fraud-train-worker-1",
-        "why": "connection",
-    },
-    {"t": 102.5, "event": "open", "generation": 2, "hard": True},
-    {"t": 102.6, "event": "generation", "members": ["fraud-train-worker-0"], "step": 15},
-]
-COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
-VERDICT = {
-    "t": 103.6,
-    "event": "verdict",
-    "code": 78,
-    "message": "worker-0: the gradient is not finite",
-}
 
 
 def report_run(

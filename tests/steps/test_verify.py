@@ -3,9 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +23,7 @@ from rekindle.release.watch.scrape import scrape
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from steps import fraud, release, verify
+from tests.http_server import Answer, HttpServer, Request
 from tests.rekindle.serving import shaky
 from tests.rekindle.serving.running import Running
 
@@ -254,58 +253,48 @@ def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(
         )
 
 
-class Liar(BaseHTTPRequestHandler):
-    """Answers with the weights and the score that the test has set on the server."""
-
-    server: Any
-
-    def do_GET(self) -> None:
-        self.reply({"ready": True, "instances": []}, self.server.sha256)
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked += 1
-        if self.server.asked <= self.server.old:
-            sha256 = "old"
-        else:
-            sha256 = self.server.sha256
-        self.reply({"predictions": [0.5 for _ in request["instances"]]}, sha256)
-
-    def reply(self, body: dict[str, Any], sha256: str) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("model-sha256", sha256)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 SHA256 = "0" * 64
 
 
+class Liar(HttpServer):
+    """Answers 0.5 for each instance. The first `old` predictions come from other weights."""
+
+    def __init__(self) -> None:
+        super().__init__(self.predict)
+        self.sha256 = SHA256
+        self.old = 0
+        self.asked = 0
+
+    def predict(self, request: Request) -> Answer:
+        sha256 = self.sha256
+        answer: dict[str, Any] = {"ready": True, "instances": []}
+
+        if request.method == "POST":
+            self.asked += 1
+            if self.asked <= self.old:
+                sha256 = "old"
+            answer = {"predictions": [0.5 for _ in json.loads(request.body)["instances"]]}
+
+        return Answer(200, json.dumps(answer), {"model-sha256": sha256})
+
+
 @pytest.fixture
-def liar() -> Iterator[Any]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
-        server.sha256, server.asked, server.old = SHA256, 0, 0  # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+def liar() -> Iterator[Liar]:
+    with Liar() as server:
         yield server
-        server.shutdown()
 
 
-def verify_inputs(server: Any, report: Path, seconds: float) -> verify.Inputs:
-    endpoint = f"http://127.0.0.1:{server.server_port}"
+def verify_inputs(server: Liar, report: Path, seconds: float) -> verify.Inputs:
     name: dict[str, Any] = {
         "name": "nobody",
         "model_sha256": SHA256,
         "version": "1",
-        "endpoint": endpoint,
+        "endpoint": server.url,
     }
     return verify.Inputs(**name, report=report, sample=20, wait_seconds=seconds)
 
 
-def test_differing_scores_prevent_the_promotion(liar: Any, report: Path) -> None:
+def test_differing_scores_prevent_the_promotion(liar: Liar, report: Path) -> None:
     with pytest.raises(
         DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; the current version"
     ):
@@ -314,7 +303,7 @@ def test_differing_scores_prevent_the_promotion(liar: Any, report: Path) -> None
 
 
 def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(
-    liar: Any, tmp_path: Path
+    liar: Liar, tmp_path: Path
 ) -> None:
     rows = [({"x": number}, 0.5 + 0.1 * (number == 7)) for number in range(60)]
     batches = [rows[start : start + 6] for start in range(0, 60, 6)]
@@ -330,7 +319,7 @@ def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(
         verify.run(verify_inputs(liar, tmp_path, 5))
 
 
-def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, report: Path) -> None:
+def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Liar, report: Path) -> None:
     liar.old = 2
     with pytest.raises(DataError, match="20 of 20 replayed"):
         verify.run(verify_inputs(liar, report, 5))
@@ -338,7 +327,7 @@ def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, repo
 
 
 def test_a_service_that_never_serves_the_weights_is_an_error(
-    liar: Any, report: Path, monkeypatch: pytest.MonkeyPatch
+    liar: Liar, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     liar.sha256 = "another"
     with pytest.raises(

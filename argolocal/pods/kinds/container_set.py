@@ -15,6 +15,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
@@ -28,9 +29,7 @@ from argolocal.pods.process import (
     start_container,
 )
 
-COMMAND_ERROR_CODE = 64  # exit code of a container whose command could not run
 START_ERROR_CODE = 128  # exit code of a container that no runtime can start
-SIGTERM_EXIT_CODE = 143
 RESERVED_NAMES = ("wait", "supervisor")
 
 
@@ -119,8 +118,8 @@ class ContainerSet(Sidecars):
             if self.containers[name].get("dependencies"):
                 visible_code = 0
             else:
-                visible_code = COMMAND_ERROR_CODE
-            self._end(name, COMMAND_ERROR_CODE, missing_command_message(error), visible_code)
+                visible_code = exit_codes.EXECUTOR_ERROR
+            self._end(name, exit_codes.EXECUTOR_ERROR, missing_command_message(error), visible_code)
 
     def on_exit(self, name: str, now: float) -> None:
         """Retry or complete the container `name`, whose process has exited."""
@@ -136,7 +135,7 @@ class ContainerSet(Sidecars):
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
-            self._end(name, SIGTERM_EXIT_CODE)
+            self._end(name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
         """Return Argo's message for the failed container whose name sorts first (`main` in inline
@@ -163,7 +162,7 @@ class ContainerSet(Sidecars):
             if code:
                 self._end(
                     name,
-                    COMMAND_ERROR_CODE,
+                    exit_codes.EXECUTOR_ERROR,
                     f'dependency "{dependency}" exited with non-zero code: {code}',
                     code,
                 )
@@ -182,7 +181,7 @@ class ContainerSet(Sidecars):
         self.codes[name] = code
         self.visible_codes[name] = code if visible_code is None else visible_code
         self.errors[name] = error
-        phase = {0: "Succeeded", COMMAND_ERROR_CODE: "Error"}.get(code, "Failed")
+        phase = {0: "Succeeded", exit_codes.EXECUTOR_ERROR: "Error"}.get(code, "Failed")
         self.events.append((name, phase, self._message(name) if code else ""))
 
     def _message(self, name: str) -> str:

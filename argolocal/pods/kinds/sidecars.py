@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.processes import signal_group
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
@@ -23,7 +24,7 @@ from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
 # exit codes of a sidecar that ended on request, perhaps by SIGTERM or SIGKILL
-TERMINATED_EXIT_CODES = (0, 137, 143)
+TERMINATED_EXIT_CODES = (0, exit_codes.KILLED, exit_codes.TERMINATED)
 KINDS = ("initContainers", "sidecars")
 
 

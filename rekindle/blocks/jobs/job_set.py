@@ -7,6 +7,9 @@ worker is recreated in 1-3 s instead of 10.
 Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
 
+import signal
+
+from argolocal.common import exit_codes
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import coordinator, count_pods, member_metadata, worker
 from rekindle.blocks.pod_settings import Manifest
@@ -23,7 +26,19 @@ WORKER = "worker"
 HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
 UNLIMITED_RETRIES = 100_000  # retries of a pod: the coordinator decides when the run fails
 # exit codes of the coordinator that cause a restart
-SIGNAL_EXIT_CODES = [129, 130, 131, 134, 135, 137, 139, 143]
+SIGNAL_EXIT_CODES = [
+    exit_codes.SIGNALLED + number
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGTERM,
+    )
+]
 
 
 def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:

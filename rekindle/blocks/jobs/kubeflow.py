@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from argolocal.common import exit_codes
 from argolocal.manifest.training_jobs import JOBS, REMOVED
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
@@ -20,7 +21,7 @@ from rekindle.errors import ConfigError, did_you_mean
 # and Running and Restarting replace each other.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 # as process 1, a bare `sleep` ignores SIGTERM
-IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"
+IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
 RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
 

@@ -4,22 +4,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.documents import InvalidDocument, parse_object
+from rekindle.object_labels import NAME_LABEL, PART_OF_REKINDLE
 
 
 def is_rekindle(manifest: Mapping[str, Any]) -> bool:
     """Return True if Rekindle rendered the manifest."""
-    return label(manifest, "part-of") == "rekindle"
+    return PART_OF_REKINDLE.items() <= _labels(manifest).items()
 
 
-def label(manifest: Mapping[str, Any], name: str) -> str | None:
-    """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
-    return ((manifest.get("metadata") or {}).get("labels") or {}).get(f"app.kubernetes.io/{name}")
+def pipeline_label(manifest: Mapping[str, Any]) -> str | None:
+    """Return the name of the pipeline, which Rekindle sets as a label on its manifests."""
+    return _labels(manifest).get(NAME_LABEL)
+
+
+def _labels(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    return (manifest.get("metadata") or {}).get("labels") or {}
 
 
 def pipeline(workflow: Mapping[str, Any]) -> str:
     """Return the pipeline of a run; without a label, the name of the run without its last part."""
     name = workflow["metadata"]["name"]
-    return label(workflow, "name") or name.rpartition("-")[0] or name
+    return pipeline_label(workflow) or name.rpartition("-")[0] or name
 
 
 def parameter(manifest: Mapping[str, Any], name: str) -> str:

@@ -17,6 +17,7 @@ from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
+from rekindle.object_labels import NAME_LABEL
 from rekindle.release.serve_config import ServeConfig
 from rekindle.step import to_text
 
@@ -129,7 +130,7 @@ def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
     The pods have the labels of `former`, the current Deployment, which the Service selects; the new
     Deployment selects them by another label.
     """
-    selector = {"app.kubernetes.io/name": model, CANARY: text("server")}
+    selector = {NAME_LABEL: model, CANARY: text("server")}
     template = deployment["spec"]["template"]
     pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
     pods = {"template": template | {"metadata": {"labels": pod_labels}}}

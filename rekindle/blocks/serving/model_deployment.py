@@ -17,6 +17,7 @@ from rekindle.blocks.pod_settings import (
     token,
 )
 from rekindle.blocks.settings import ClusterConfig
+from rekindle.object_labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL
 from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
@@ -32,14 +33,14 @@ SUCCESS = ",".join(
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
 # network policies select this label: configs/platform/network.yaml
-SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}
+SCORING_LABEL = {COMPONENT_LABEL: "scoring"}
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
     """Return the labels of a model's objects or, with `server`, of the model's Deployment
     `server`."""
-    instance = {"app.kubernetes.io/instance": server} if server else {}
-    return {"app.kubernetes.io/name": model} | instance
+    instance = {INSTANCE_LABEL: server} if server else {}
+    return {NAME_LABEL: model} | instance
 
 
 def deployment(

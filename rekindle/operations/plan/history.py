@@ -11,11 +11,12 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status, timestamp
-from rekindle.blocks.manifest.workflow_origin import label, parameter
+from rekindle.blocks.manifest.workflow_origin import parameter, pipeline_label
 from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.object_labels import NAME_LABEL
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
@@ -23,7 +24,6 @@ ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
 # differ in each run
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}
-NAME_LABEL = "app.kubernetes.io/name"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
         pipeline = json.loads(parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError, RecursionError):
         pipeline = None
-    return label(workflow, "name"), pipeline
+    return pipeline_label(workflow), pipeline
 
 
 def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> FormerRun:

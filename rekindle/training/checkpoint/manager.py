@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argolocal.common.disk import missing_space
+from argolocal.common.files import missing_space
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until

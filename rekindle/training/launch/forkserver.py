@@ -25,6 +25,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import CodeError, RekindleError, RunAborted, StorageError, TrackingError
 from rekindle.training.launch import signals
@@ -32,9 +33,7 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: a service is unavailable, the coordinator aborted the run, the workload
-# raised an exception
-SERVICE_UNAVAILABLE = 75
+# exit codes of a worker: the coordinator aborted the run, the workload raised an exception
 RUN_ABORTED = 71
 WORKLOAD_ERROR = 76
 MAX_MESSAGE_BYTES = 200_000
@@ -176,7 +175,8 @@ def _fork_worker(
 
         connection.close()
         if not os.read(reader, 1):
-            os._exit(143)  # the forkserver died; this is not an error of the worker
+            # the forkserver died; this is not an error of the worker
+            os._exit(exit_codes.TERMINATED)
 
         os.close(reader)
         die_with_parent(launcher_pid)
@@ -215,7 +215,7 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
             code = error.exit_code
 
         if isinstance(error, StorageError | TrackingError):
-            code = SERVICE_UNAVAILABLE
+            code = exit_codes.UNAVAILABLE
     except Exception as error:
         from rekindle.project import user_exceptions
 

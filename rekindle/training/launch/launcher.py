@@ -40,7 +40,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from argolocal.common import linux
+from argolocal.common import exit_codes, linux
 from argolocal.common.environment import whole_number
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
@@ -48,7 +48,6 @@ from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
 from rekindle.training.launch.forkserver import (
     RUN_ABORTED,
-    SERVICE_UNAVAILABLE,
     WORKLOAD_ERROR,
     Forkserver,
     WorkerSlot,
@@ -62,12 +61,8 @@ MAX_CRASHES = 3
 MAX_WORKERS = 1024  # number of workers of a pod
 MAX_RESTART_DELAY_S = 30.0
 COMPLETION_TIMEOUT_S = 15.0  # time that the other workers get to learn that the run is complete
-OBSOLETE_SNAPSHOT_CODES = {
-    0,
-    78,
-    70,
-    65,
-}  # exit codes that make snapshots obsolete; after other codes the pod may restart in place
+# exit codes that make snapshots obsolete; after other codes the pod may restart in place
+OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT)
 NEVER = float("inf")
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -80,17 +75,12 @@ class ExitKind(Enum):
     BUG = auto()
 
 
-FINAL_EXIT_CODES = {
-    0: 0,
-    78: 78,
-    70: 70,
-    65: 65,
-    RUN_ABORTED: 1,
-}  # exit code of a worker that ends all other workers → exit code of the launcher
+# exit code of a worker that ends all other workers → exit code of the launcher
+FINAL_EXIT_CODES = {**{code: code for code in OBSOLETE_SNAPSHOT_CODES}, RUN_ABORTED: 1}
 # other exit codes → kind of the end; default: BUG
 EXIT_KINDS = {
-    SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
-    **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
+    exit_codes.UNAVAILABLE: ExitKind.UNAVAILABLE,
+    **dict.fromkeys((exit_codes.TERMINATED, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
 # seconds from the second exit to the restart; doubled after each further exit
 RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
@@ -181,7 +171,7 @@ class Launcher:
             self._start_due()
             self._wait()
             if self.signals.take_received() & STOP_SIGNALS:
-                self._end(143, signals.LAUNCHER_SHARE * signals.grace())
+                self._end(exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.grace())
 
             exits = self._reap()
             # called after `_reap`, when the forkserver has announced the start of every reaped
@@ -333,7 +323,7 @@ class Launcher:
     def _end(self, code: int, seconds: float) -> None:
         """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within
         `seconds`."""
-        if self.exit_code in (None, 143) or code == 0:
+        if self.exit_code in (None, exit_codes.TERMINATED) or code == 0:
             self.exit_code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
         if self.forkserver_slot.pid:
@@ -421,7 +411,7 @@ def _must_not_start(signal_pipe: SignalPipe) -> bool:
 def main(argv: list[str]) -> int:
     signal_pipe = SignalPipe()
     if _must_not_start(signal_pipe):
-        return 143
+        return exit_codes.TERMINATED
 
     notice.watch()
     try:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 
+from argolocal.common import exit_codes
 from argolocal.common.environment import seconds
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import say
@@ -59,7 +60,7 @@ def on_sigterm() -> threading.Event:
         leaving.set()
         time.sleep(seconds)
         say(f"the worker has not finished {seconds:g} s after SIGTERM: exiting now")
-        os._exit(143)
+        os._exit(exit_codes.TERMINATED)
 
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)

@@ -34,6 +34,7 @@ import traceback
 import uuid
 from typing import Any, NoReturn, cast
 
+from argolocal.common import exit_codes
 from argolocal.common.environment import MAX_PORT, seconds, whole_number
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.step import fail
@@ -98,7 +99,7 @@ class Coordinator:
                 " or set MASTER_PORT to another port for this run."
             ) from error
 
-        loop.add_signal_handler(signal.SIGTERM, self.end, 143)
+        loop.add_signal_handler(signal.SIGTERM, self.end, exit_codes.TERMINATED)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         metrics_server = await self._start_metrics_server(host)
         self._start_task(self._check_completion())

@@ -10,6 +10,7 @@ the workers report.
 from dataclasses import dataclass, field
 from typing import Any
 
+from argolocal.common import exit_codes
 from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
@@ -488,7 +489,7 @@ class Membership:
             return
         self.refused_since = min(self.refused_since, now)
         if now - self.refused_since > self.config.hung_seconds:
-            self.conclude(78, problem)
+            self.conclude(exit_codes.INVALID_CONFIG, problem)
 
     def conclude(self, code: int, text: str) -> None:
         """End the run with this exit code and message."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
 from rekindle import Store, tracking
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
@@ -27,7 +28,6 @@ from rekindle.training.sweep.sweep_config import Settings
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
 MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
-TEMPORARY_FAILURE = 75  # exit code of a trial that lacked a service (EX_TEMPFAIL)
 
 
 def train(
@@ -69,10 +69,10 @@ def train(
         )
         record()
 
-        if code == 143:
-            raise SystemExit(143)
+        if code == exit_codes.TERMINATED:
+            raise SystemExit(code)
 
-        if code == TEMPORARY_FAILURE:
+        if code == exit_codes.UNAVAILABLE:
             raise RekindleError(
                 f"trial {trial.number} lacks a service. A restarted pod continues from the trial's"
                 " checkpoint."
@@ -91,7 +91,7 @@ def train(
 
 
 def _exit_on_sigterm(*_: Any) -> None:
-    raise SystemExit(143)
+    raise SystemExit(exit_codes.TERMINATED)
 
 
 def training_spec(
@@ -209,7 +209,7 @@ def _run_child(call: Callable[[], None], parent: int) -> None:
         code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
-        code = TEMPORARY_FAILURE if isinstance(error, StorageError) else 1
+        code = exit_codes.UNAVAILABLE if isinstance(error, StorageError) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -38,7 +38,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from argolocal.common.disk import check_space
+from argolocal.common.files import check_space
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import SMALL_DISK, Prepared
 from steps.fraud.data import features, serving_state, source

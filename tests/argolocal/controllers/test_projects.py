@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from argolocal.runner.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
-from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
+from tests.argolocal.controllers.releases import rolled_out, serving
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -64,73 +63,6 @@ def another_python(folder: Path) -> str:
     (site_packages,) = folder.glob("lib/*/site-packages")
     (site_packages / "all.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
     return str(folder / "bin/python")
-
-
-def serving(name: str, port: int, *command: str) -> dict[str, Any]:
-    """Return a workflow that deploys `command` (default: the step steps.server of the current
-    project)."""
-    labels = {"app": name}
-    probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "failureThreshold": 60}
-
-    container = {
-        "name": "serve",
-        "image": "any",
-        "command": [*command] or ["python", "-m", "rekindle", "step", "steps.server"],
-        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-        "startupProbe": probe,
-    }
-
-    spec = {
-        "replicas": 1,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-    }
-
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-    ports = [{"port": port, "targetPort": 8080}]
-
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"selector": labels, "ports": ports},
-    }
-
-    conditions = {"successCondition": SUCCESS, "failureCondition": FAILURE}
-
-    templates = [
-        {
-            "name": kind,
-            "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
-            "retryStrategy": {
-                "limit": 2,
-                "retryPolicy": "Always",
-                "backoff": {"duration": "500ms"},
-            },
-        }
-        for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
-    ]
-
-    tasks = [
-        {"name": "service", "template": "service"},
-        {"name": "deployment", "template": "deployment"},
-    ]
-    main = {"name": "main", "dag": {"tasks": tasks}}
-    metadata = {"name": f"serve-{name}"}
-    body = {"entrypoint": "main", "templates": [main, *templates]}
-
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": metadata,
-        "spec": body,
-    }
 
 
 def command(

@@ -3,9 +3,7 @@
 import os
 import tarfile
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from argolocal.state.journal import RunFiles
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from tests.argolocal.running import execute
+from tests.http_server import Answer, HttpServer, Request
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
@@ -215,53 +214,31 @@ def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
 
 
 def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_path: Path) -> None:
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            expected = self.path == "/x" and self.headers["Token"] == "t"
-            self.send_response(200 if expected else 404)
-            self.end_headers()
-            self.wfile.write(b"hello" if expected else b"")
+    def page(request: Request) -> Answer:
+        if request.path == "/x" and request.headers["Token"] == "t":
+            return Answer(200, "hello")
+        return Answer(404)
 
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    http = {
-        "url": f"http://127.0.0.1:{server.server_port}/x",
-        "headers": [{"name": "Token", "value": "t"}],
-    }
-    artifacts.load({"name": "a", "http": http}, tmp_path / "in", lambda _: None)
-    assert (tmp_path / "in").read_text() == "hello"
+    with HttpServer(page) as server:
+        url = f"{server.url}/x"
+        http = {"url": url, "headers": [{"name": "Token", "value": "t"}]}
+        artifacts.load({"name": "a", "http": http}, tmp_path / "in", lambda _: None)
+        assert (tmp_path / "in").read_text() == "hello"
 
-    with pytest.raises(ArtifactError, match="404"):
-        artifacts.load({"name": "a", "http": {"url": http["url"]}}, tmp_path / "no", lambda _: None)
-
-    server.shutdown()
+        with pytest.raises(ArtifactError, match="404"):
+            artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "no", lambda _: None)
 
 
 def test_an_address_of_a_local_file_is_rejected(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("precious")
 
-    class Redirection(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(302)
-            self.send_header("Location", secret.as_uri())
-            self.end_headers()
+    with HttpServer(lambda _: Answer(302, headers={"Location": secret.as_uri()})) as server:
+        for url in (secret.as_uri(), f"file:{secret}", "data:,x", server.url):
+            with pytest.raises(ArtifactError, match="failed to load"):
+                artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
 
-    server = HTTPServer(("127.0.0.1", 0), Redirection)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-
-    for url in (
-        secret.as_uri(),
-        f"file:{secret}",
-        "data:,x",
-        f"http://127.0.0.1:{server.server_port}/",
-    ):
-        with pytest.raises(ArtifactError, match="failed to load"):
-            artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
-
-        assert not (tmp_path / "in").exists()
-
-    server.shutdown()
+            assert not (tmp_path / "in").exists()
 
 
 def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None:

@@ -2,32 +2,18 @@
 
 import asyncio
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from argolocal.pods.probes import Probe
-
-
-class Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+from tests.http_server import Answer, HttpServer
 
 
 @pytest.fixture
 def answering() -> Iterator[int]:
-    with HTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    with HttpServer(lambda _: Answer()) as server:
+        yield server.port
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """Redirections of requests: secrets are only sent to their host, and local files are not read."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from argolocal.pods import artifacts, web
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import http
+from tests.http_server import Answer, HttpServer, Request
 
 LOGIN = {
     "Authorization": "Bearer s3cr3t",
@@ -21,48 +19,26 @@ LOGIN = {
 }
 
 
-class Proxy:
-    """A proxy for all hosts: answers by address, and records the requests."""
+class Proxy(HttpServer):
+    """A proxy for all hosts that answers by address."""
 
     def __init__(self) -> None:
+        super().__init__(self.answer_of_address)
         self.answers: dict[str, tuple[int, str]] = {}  # address → status, location
-        self.requests: list[tuple[str, str, dict[str, str], str]] = []
-        proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                if "://" in self.path:
-                    url = self.path
-                else:
-                    url = f"http://{self.headers['Host']}{self.path}"
-                proxy.requests.append((self.command, url, {**self.headers}, body))
-                status, location = proxy.answers.get(url, (200, ""))
-                self.send_response(status)
-                if location:
-                    self.send_header("Location", location)
-                self.end_headers()
-                self.wfile.write(b"" if self.command == "HEAD" else b"hello")
-
-            do_GET = do_POST = do_PUT = do_HEAD = answer
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Do not log."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def answer_of_address(self, request: Request) -> Answer:
+        status, location = self.answers.get(request.path, (200, ""))
+        headers = {"Location": location} if location else {}
+        return Answer(status, "hello", headers)
 
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    proxy = Proxy()
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("http_proxy", proxy.url)
-    yield proxy
-    proxy.server.shutdown()
-    proxy.server.server_close()
+    with Proxy() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        yield proxy
 
 
 @pytest.mark.parametrize(
@@ -85,8 +61,8 @@ def test_login_headers_are_not_sent_to_another_host_after_a_redirection(
     proxy.answers["http://example.com/a"] = (302, location)
     with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
         assert answer.read() == b"hello"
-    _, first = (headers for _, _, headers, _ in proxy.requests)
-    assert first["X-Mine"] == "kept" and first["Host"] == urlsplit(proxy.requests[1][1]).netloc
+    _, first = (request.headers for request in proxy.requests)
+    assert first["X-Mine"] == "kept" and first["Host"] == urlsplit(proxy.requests[1].path).netloc
     assert ("s3cr3t" in "".join(first.values())) == stays
     assert stays == all(
         first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2]
@@ -97,7 +73,7 @@ def test_a_header_removed_by_a_redirection_is_not_sent_again(proxy: Proxy):
     proxy.answers["http://a.example/"] = (307, "http://b.example/")
     proxy.answers["http://b.example/"] = (307, "http://a.example/b")
     web.request("http://a.example/", headers=LOGIN.items()).close()
-    assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [
+    assert ["Authorization" in request.headers for request in proxy.requests] == [
         True,
         False,
         False,
@@ -107,11 +83,11 @@ def test_a_header_removed_by_a_redirection_is_not_sent_again(proxy: Proxy):
 def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
     proxy.answers["http://a.example/"] = (302, "http://b.example/")
     web.request("http://me:s3cr3t@a.example/").close()
-    assert [headers.get("Authorization") for _, _, headers, _ in proxy.requests] == [
+    assert [request.headers["Authorization"] for request in proxy.requests] == [
         "Basic bWU6czNjcjN0",
         None,
     ]
-    assert proxy.requests[1][2]["Referer"] == "http://a.example/"
+    assert proxy.requests[1].headers["Referer"] == "http://a.example/"
     proxy.answers["http://b.example/"] = (302, "file:///etc/passwd")
     for url in ("http://me:s3cr3t@a.example/", "ftp://me:s3cr3t@a.example/"):
         with pytest.raises(web.WebError, match="unsupported protocol scheme") as caught:
@@ -134,8 +110,8 @@ def test_a_redirection_changes_the_method_as_in_go(
     sent = None if method == "HEAD" else b"hi"
     web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
     second = proxy.requests[1]
-    assert (second[0], second[3]) == (after, body)
-    assert ("Content-Type" in second[2]) == (status >= 307)
+    assert (second.method, second.body.decode()) == (after, body)
+    assert ("Content-Type" in second.headers) == (status >= 307)
 
 
 def test_the_number_of_redirections_is_limited_and_each_needs_an_address(proxy: Proxy):
@@ -174,7 +150,7 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
         ):
             artifacts.load({"name": "a", "http": {"url": address}}, tmp_path / "in", lambda _: None)
 
-    assert {path for _, path, _, _ in proxy.requests} <= {"http://a.example/"} and not (
+    assert {request.path for request in proxy.requests} <= {"http://a.example/"} and not (
         tmp_path / "in"
     ).exists()
 
@@ -201,31 +177,23 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
 def test_an_invalid_answer_or_address_fails_only_its_node(
     tmp_path: Path, answer: bytes, url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    class Handler(BaseHTTPRequestHandler):
-        def handle(self) -> None:
-            self.rfile.readline()
-            self.wfile.write(answer)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Do not log."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    with HttpServer(lambda _: answer) as server:
+        monkeypatch.setenv("http_proxy", server.url)
         phase, message, _ = http.send({"url": url}, lambda name: {})
         assert phase == "Failed" and message.startswith('Get "http:') and "s3cr3t" not in message
 
         with pytest.raises(ArtifactError, match="artifact a failed to load: http:"):
             artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
 
-        server.shutdown()
-
 
 def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
     proxy.answers["http://a.example/"] = (302, "/b")
     proxy.answers["http://a.example/b"] = (302, "http://b.example/")
     assert web.request("http://a.example/", headers=LOGIN.items(), leave_host=False).status == 302
-    assert [path for _, path, _, _ in proxy.requests] == ["http://a.example/", "http://a.example/b"]
+    assert [request.path for request in proxy.requests] == [
+        "http://a.example/",
+        "http://a.example/b",
+    ]
 
 
 def test_an_oversized_answer_fails_only_its_node(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):

@@ -11,24 +11,22 @@ effect (a write, a rename, a new process), or together with its process group.
 """
 
 import argparse
-import contextlib
 import json
 import random
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from argolocal.engine.nodes import FAILED
 from rekindle.local.services.services import Services
 from tests.argolocal.runner.killed import Run, problems, restarted, workflows
+from tests.http_server import Answer, HttpServer, Request
 
 ANSWER_S = 0.2  # delay of the server of `@URL@`
 
@@ -50,24 +48,15 @@ class Plan:
         return cls(seed, names[seed % len(names)], tuple(kills))
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Records requests to /POD/CODE, and answers with the code."""
+def record(request: Request) -> Answer:
+    """Record a request to /POD/CODE, and answer with the code."""
+    _, pod, code = request.path.split("/")
+    number = uuid.uuid4().hex
+    with open(Path(request.headers["Home"]) / "marks", "a") as marks:
+        marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
 
-    def do_GET(self) -> None:
-        _, pod, code = self.path.split("/")
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        number = uuid.uuid4().hex
-        with open(Path(self.headers["Home"]) / "marks", "a") as marks:
-            marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
-        time.sleep(ANSWER_S if code != "504" else 1.5)
-        with contextlib.suppress(OSError):  # the client was killed
-            self.send_response(int(code))
-            self.end_headers()
-            self.wfile.write(str(len(body)).encode())
-
-    do_POST = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None: ...
+    time.sleep(ANSWER_S if code != "504" else 1.5)
+    return Answer(int(code), str(len(request.body)))
 
 
 class Stage:
@@ -78,15 +67,14 @@ class Stage:
         self.folder = folder
         self.environment = environment
         self.expected: dict[str, tuple[Any, dict[str, float]]] = {}
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = HttpServer(record).__enter__()
 
     def run(self, name: str, home: str) -> Run:
         return Run(
             name,
             self.folder / home,
             self.environment,
-            f"http://127.0.0.1:{self.server.server_port}",
+            self.server.url,
         )
 
     def undisturbed(self, name: str) -> tuple[Any, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,8 @@ from argolocal.common.wording import duration
 from argolocal.view import display
 from argolocal.view import runs as overview
 from argolocal.view.summary import as_json, failed_step, failure, leaves, steps, success
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
 from tests.effort import calls
-
-WORKFLOW = "demo-4k2xp"
-
-
-def time_at(second: float) -> str:
-    return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
-
-
-def node(
-    name: str,
-    kind: str = "Pod",
-    phase: str = "Succeeded",
-    start: float = 0,
-    end: float | None = 1,
-    **more: Any,
-):
-    times = {"startedAt": time_at(start), "finishedAt": None if end is None else time_at(end)}
-    return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
-
-
-def status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) -> dict:
-    parameters = [{"name": k, "value": v} for k, v in (outputs or {}).items()]
-    return {
-        "phase": phase,
-        "nodes": {n["name"]: n for n in nodes},
-        "outputs": {"parameters": parameters},
-    }
-
-
-ROOT = node("", "DAG", "Running", end=None)
 
 
 def test_steps_are_below_their_parents_in_any_order_of_nodes():
@@ -341,8 +311,8 @@ def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
     once = calls(lambda: shown({"nodes": nodes}))
 
     def end_one_after_the_other() -> None:
-        for node in nodes.values():
-            node["phase"] = "Succeeded"
+        for each in nodes.values():
+            each["phase"] = "Succeeded"
             shown({"nodes": nodes})
 
     assert calls(end_one_after_the_other) < 100 * once

@@ -14,7 +14,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from tests.commands import Shell, shell
-from tests.rekindle.hook import Hook, hook
+from tests.rekindle.hook import Hook
 
 GOLDEN = Path(__file__).parents[2] / "golden/config.yaml"
 PIPELINE = """
@@ -104,7 +104,7 @@ def test_a_users_pipeline_sends_a_notification_of_its_failure(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, hook() as server:
+    with shell(tmp_path, **real) as typed, Hook() as server:
         done = run_quick(tmp_path, 3, typed, server)
         assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
         (message,) = server.received
@@ -118,10 +118,10 @@ def test_a_webhook_that_fails_does_not_change_the_outcome_of_a_run(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, hook(*[404] * 9) as server:
+    with shell(tmp_path, **real) as typed, Hook(*[404] * 9) as server:
         done = run_quick(tmp_path, 3, typed, server)
         assert json.loads(done.stdout)["phase"] == "Failed"
-        assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
+        assert len(server.requests) == 1 and "Traceback" not in typed("rekindle logs").stdout
 
 
 @pytest.mark.slow
@@ -130,9 +130,9 @@ def test_a_run_succeeds_though_its_notification_pod_fails(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, hook() as server:
+    with shell(tmp_path, **real) as typed, Hook() as server:
         done = run_quick(tmp_path, 0, typed, server)
-        assert (done.returncode, server.requests) == (0, 0), done.stderr
+        assert (done.returncode, len(server.requests)) == (0, 0), done.stderr
         manifest = yaml.safe_load(typed("rekindle render quick.yaml").stdout)
         (notify,) = [
             t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)

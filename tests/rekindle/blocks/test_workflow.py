@@ -1,8 +1,6 @@
 """Custom pipelines: every block can be used several times, and together with plain Hera."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from rekindle import blocks
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.keys import cached_key
+from tests.http_server import Answer, HttpServer, Request
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -269,27 +268,18 @@ def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None
 
 
 def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) -> None:
-    sent: list[dict[str, Any]] = []
+    def created(request: Request) -> Answer:
+        manifest = json.loads(request.body)["workflow"]
+        manifest["metadata"]["name"] = "cards-x7k2p"
+        return Answer(200, json.dumps(manifest))
 
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            sent.append(
-                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                | {"path": self.path}
-            )
-            workflow = sent[-1]["workflow"]
-            workflow["metadata"]["name"] = "cards-x7k2p"
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(workflow).encode())
-
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.handle_request).start()
+    with HttpServer(created) as server:
         workflow = training.build(config)
-        workflow.workflows_service = WorkflowsService(
-            host=f"http://127.0.0.1:{server.server_port}", token="t"
-        )
+        workflow.workflows_service = WorkflowsService(host=server.url, token="t")
         workflow.create()
 
-    assert workflow.name == "cards-x7k2p" and sent[0]["path"] == "/api/v1/workflows/models"
-    assert sent[0]["workflow"]["spec"]["templates"] == render_manifest(config)["spec"]["templates"]
+    (request,) = server.requests
+    sent = json.loads(request.body)["workflow"]
+    assert workflow.name == "cards-x7k2p"
+    assert request.path == "/api/v1/workflows/models"
+    assert sent["spec"]["templates"] == render_manifest(config)["spec"]["templates"]

@@ -13,6 +13,7 @@ import pytest
 from rekindle import project
 from rekindle.cache import code
 from rekindle.cache.key import UnknownKey, data_digest, describe_files, facts, key
+from rekindle.errors import ConfigError
 from rekindle.step import load, parse
 from rekindle.storage import Store
 
@@ -206,6 +207,37 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
     assert (before["files"], before["bytes"]) == (1, 2) and describe_files(tmp_path / "data")[
         "sha256"
     ] != before["sha256"]
+
+
+def link_twice(folder: Path, levels: int) -> Path:
+    """Create a chain of folders, each with two links to the next one; return the first folder."""
+    for level in range(levels):
+        (folder / f"{level}").mkdir(parents=True)
+        for name in ("a", "b"):
+            (folder / f"{level}" / name).symlink_to(folder / f"{level + 1}")
+
+    (folder / f"{levels}").mkdir()
+    (folder / f"{levels}/file.py").touch()
+    (folder / f"{levels}/loop").symlink_to(folder / "0")
+    return folder / "0"
+
+
+def test_links_that_multiply_the_paths_of_a_folder_are_an_error(tmp_path: Path) -> None:
+    data = link_twice(tmp_path / "few", 3)
+    assert describe_files(data)["files"] == 2**3
+    data = link_twice(tmp_path / "many", 12)
+    with pytest.raises(ConfigError, match=r"many/\d+ is reached over more than 1,000 links"):
+        data_digest(str(data))
+
+
+def test_links_that_multiply_the_files_of_a_package_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = link_twice(tmp_path / "many", 12).rename(tmp_path / "workload")
+    (package / "__init__.py").touch()
+    monkeypatch.setenv(project.PATH, str(tmp_path))
+    with pytest.raises(ConfigError, match="over more than 1,000 links"):
+        code.identity(["workload"])
 
 
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:

@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import click
 
 from argolocal.common.processes import start_time
 
@@ -390,3 +393,11 @@ class Folder:
             str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
             for path in files
         }
+
+
+def leaf_commands(group: click.Group, prefix: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaf_commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rekindle.cli.test_cli import rekindle
+from tests.rekindle.cli.processes import rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
 FRAUD = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rekindle.cli.test_cli import (
+from tests.rekindle.cli.processes import (
     DEMO,
     REKINDLE,
     rekindle,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from argolocal.errors import ConfigError, describe, say
-from tests.rekindle.cli.test_cli import DEMO, rekindle
+from tests.rekindle.cli.processes import DEMO, rekindle
 
 VALUE = "a\nerror: x\u202e\x1b[2J"
 CONFIGS = {

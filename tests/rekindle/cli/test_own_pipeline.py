@@ -22,7 +22,7 @@ from rekindle.local.services.services import Services
 from tests.commands import BIN, ROOT, Shell
 from tests.forked import Prompt
 from tests.ports import free_port
-from tests.rekindle.cli.test_stranger import leaf_commands
+from tests.rekindle.cli.stranger import leaf_commands
 from tests.rekindle.cli.user_project import make
 from tests.rekindle.cluster.healthy import HealthyCluster
 from tests.rekindle.cluster.server import ApiServer

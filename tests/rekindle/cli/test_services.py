@@ -13,7 +13,7 @@ import pytest
 from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, write_manifest
+from tests.rekindle.cli.processes import REKINDLE, rekindle, workflow, write_manifest
 from tests.waiting import until
 
 

@@ -10,16 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import psutil
 import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import answers
-from tests.argolocal.controllers.test_projects import serving
+from tests.argolocal.controllers.releases import serving
 from tests.ports import free_port
-from tests.rekindle.cli.stranger import OWN, Folder
-from tests.rekindle.cli.test_cli import REKINDLE, workflow, write_manifest
+from tests.rekindle.cli.processes import REKINDLE, workflow, write_manifest
+from tests.rekindle.cli.stranger import OWN, Folder, leaf_commands
 from tests.waiting import until
 
 REFUSED = "was not created here by your own commands"
@@ -69,14 +68,6 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
 }
 # one command of each way to use a folder; the other commands are tested by `make test-slow`
 FAST = {"run", "status", "config", "plan", "get", "down", "step", "trust", "submit"}
-
-
-def leaf_commands(group: click.Group, prefix: str = "") -> Iterator[str]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from leaf_commands(command, f"{prefix}{name} ")
-        else:
-            yield prefix + name
 
 
 @pytest.fixture(scope="module")

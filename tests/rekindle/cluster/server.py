@@ -11,6 +11,8 @@ with ApiServer(folder) as server:
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from datetime import UTC, datetime
@@ -353,3 +355,24 @@ def is_selected(candidate: Object, query: dict[str, str]) -> bool:
         if (labels.get(key) == value) == ("!=" in requirement):
             return False
     return name in ("", candidate["metadata"]["name"])
+
+
+class Kubelet(ApiServer):
+    """Runs the containers of a new pod on this machine, with the environment of this process."""
+
+    def admit(self, path: str, body: Any, dry_run: bool) -> Any:
+        if path.endswith("/pods") and not dry_run:
+            (container,) = body["spec"]["containers"]
+            done = subprocess.run(
+                [sys.executable, *container["args"]], capture_output=True, text=True
+            )
+            ended = {
+                "name": container["name"],
+                "state": {"terminated": {"exitCode": done.returncode}},
+            }
+            self.put(path, body | {"status": {"containerStatuses": [ended]}})
+
+            for line in (done.stdout + done.stderr).splitlines():
+                self.write_log(body["metadata"]["name"], line)
+
+        return super().admit(path, body, dry_run)

@@ -13,7 +13,7 @@ from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.test_workflows import manifest
+from tests.rekindle.cluster.workflows import manifest
 
 WORKFLOWS_PATH = "/api/v1/workflows/models"
 FOREIGN = {

@@ -15,7 +15,7 @@ import pytest
 
 from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # two dozen commands
 CONFIG = [

@@ -17,13 +17,8 @@ from rekindle.cluster.errors import ApiError, BadObject, api_error
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer, status
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
-
-WORKFLOWS_AT = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
-
-
-def workflow(name: str, phase: str = "Running") -> dict[str, Any]:
-    return {"kind": "Workflow", "metadata": {"name": name}, "spec": {}, "status": {"phase": phase}}
 
 
 class Events:

@@ -1,34 +1,11 @@
 """The status of a queued job: the quota that it waits for, and the jobs ahead of it."""
 
-from typing import Any
-
 import pytest
 
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.queue import describe_waiting
 from tests.rekindle.cluster.server import ApiServer
-
-WORKLOADS = "/apis/kueue.x-k8s.io/{}/namespaces/models/workloads"
-REASON = (
-    "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default"
-)
-
-
-def workload(
-    owner: str, second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str
-) -> dict[str, Any]:
-    states = [
-        {"type": name, "status": status, "message": REASON} for name, status in conditions.items()
-    ]
-    references = [{"kind": kind, "name": owner}]
-    created = f"2026-11-23T10:00:{second:02}Z"
-    metadata = {
-        "name": f"{kind.lower()}-{owner}",
-        "creationTimestamp": created,
-        "ownerReferences": references,
-    }
-    spec = {"queueName": "train", "priority": priority}
-    return {"metadata": metadata, "spec": spec, "status": {"conditions": states}}
+from tests.rekindle.cluster.workflows import REASON, WORKLOADS, workload
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])

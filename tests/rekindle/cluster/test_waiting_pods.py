@@ -8,8 +8,7 @@ from argolocal.view.runs import steps_table
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.waiting_pods import add_waiting, waiting_reason
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.test_queue import REASON, WORKLOADS, workload
-from tests.rekindle.cluster.test_workflows import node
+from tests.rekindle.cluster.workflows import REASON, WORKLOADS, node, workload
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 EVENTS_AT = "/api/v1/namespaces/models/events"

@@ -17,42 +17,10 @@ from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256
 from rekindle.errors import ConfigError, RekindleError
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
 PODS_AT = "/api/v1/namespaces/models/pods"
-
-
-def manifest(**spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"generateName": "demo-", "namespace": "ours"},
-        "spec": {
-            "entrypoint": "main",
-            "arguments": {"parameters": [{"name": "n", "value": 1}]},
-            **spec,
-        },
-    }
-
-
-def node(
-    name: str,
-    kind: str = "Pod",
-    phase: str = "Succeeded",
-    children: tuple[str, ...] = (),
-    **more: Any,
-) -> Any:
-    return {
-        "id": name,
-        "name": name,
-        "type": kind,
-        "phase": phase,
-        "children": list(children),
-        "startedAt": "2026-11-21T20:00:00Z",
-        "finishedAt": "2026-11-21T20:01:00Z",
-        **more,
-    }
 
 
 FAILED = {

@@ -101,6 +101,8 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
     "linked is not a file": lambda dataset, model: (dataset / "linked").symlink_to(model),
     "broken is not a file": lambda dataset, model: (dataset / "broken").symlink_to("nowhere"),
     "pipe is not a file": lambda dataset, model: os.mkfifo(dataset / "pipe"),
+    "new is not a file": lambda dataset, model: (dataset / "shards/new").mkdir(),
+    "new/deep is not a file": lambda dataset, model: (dataset / "new/deep").mkdir(parents=True),
     "hashes of its files is missing": lambda dataset, model: (dataset / FILES).unlink(),
     "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
     "the sha256 of its fields is": lambda dataset, model: write_one_digit(
@@ -163,6 +165,15 @@ def test_equal_files_have_the_same_digest_in_another_folder(dataset: Path, tmp_p
     assert record_dataset(copy, Prepared(rows=3)) == record_dataset(dataset, Prepared(rows=3))
     (copy / "empty").rename(copy / "other")
     assert record_dataset(copy, Prepared(rows=3)) != record_dataset(dataset, Prepared(rows=3))
+
+
+def test_an_empty_folder_of_a_step_is_not_part_of_its_dataset(dataset: Path) -> None:
+    digest = record_dataset(dataset, Prepared(rows=3))
+    (dataset / "rejected/2026").mkdir(parents=True)
+    (dataset / "shards/none").mkdir()
+    assert record_dataset(dataset, Prepared(rows=3)) == digest
+    verify_dataset(dataset, digest)
+    assert sorted(path.name for path in dataset.iterdir() if path.is_dir()) == ["shards"]
 
 
 def test_a_file_that_changes_after_its_verification_is_verified_again(dataset: Path) -> None:

@@ -30,7 +30,7 @@ from rekindle.release.retention.decision import Removal, Run, RunRemoval
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
-from tests.rekindle.cli.test_cli import rekindle, workflow
+from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")

@@ -22,18 +22,11 @@ from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged
 from rekindle.release.rollback import roll_back
 from rekindle.storage import Store
-from tests.argolocal.controllers.test_deployment import (
-    address,
-    answering,
-    load,
-    release,
-    rolled_out,
-    wait,
-)
+from tests.argolocal.controllers.releases import address, answering, load, release, rolled_out, wait
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.rekindle.cli.test_cli import rekindle
-from tests.rekindle.hook import hook
+from tests.rekindle.cli.processes import rekindle
+from tests.rekindle.hook import Hook
 from tests.waiting import until
 
 INSTANCE = "app.kubernetes.io/instance"
@@ -139,7 +132,7 @@ def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> Non
     for _ in range(2):
         model.release()
 
-    with hook() as server:
+    with Hook() as server:
         done = model.run_rollback(name, "-o", "json", NOTIFY_URL=server.url)
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
         (message,) = server.received

@@ -36,6 +36,7 @@ from tests.rekindle.serving.running import prefix_of, release
         ),
         ({"state/words.txt": None}, DataError, r"words\.txt"),
         ({"state/more.txt": b""}, DataError, r"state/more\.txt was added since the release"),
+        ({"state/new/": b""}, DataError, "state/new was added since the release"),
         ({"code.py": b""}, DataError, r"code\.py was added since the release"),
         ({"release.json": None}, DataError, "is not a complete release"),
         ({"release.json": b"{"}, DataError, "is not a complete release"),

@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import pytest
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.release.model_client import REPLAY, SHA256, ModelClient
 from rekindle.storage import Store
+from tests.http_server import Answer, HttpServer
 from tests.rekindle.serving.running import (
     MODEL,
     PREDICT,
@@ -615,27 +614,12 @@ def test_verify_sends_the_first_token(
     "answer", ["[]", "[" * 5000, '{"a": 1, "a": 2}', '{"ready": ', '"\\ud800"', "{}", "NaN"]
 )
 def test_a_server_with_another_answer_is_one_error(answer: str, sha256: str) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header(SHA256, sha256)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer.encode())
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-        do_POST = do_GET
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        client = ModelClient(address, "echo", sha256, deadline=0)
+    with HttpServer(lambda _: Answer(200, answer, {SHA256: sha256})) as server:
+        client = ModelClient(server.url, "echo", sha256, deadline=0)
         for request in (client.wait, partial(client.predict, {"instances": []})):
             with pytest.raises(RekindleError) as error:
                 request()
             assert len(error.value.lines) == 1
-        server.shutdown()
 
 
 def test_credentials_of_another_kind_are_not_sent_and_not_shown(

@@ -1,4 +1,4 @@
-"""Checkpoints of one prefix against a real endpoint."""
+"""Checkpoints of one prefix against a real endpoint, and the metadata service of a cloud."""
 
 import threading
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import State
 from tests.chaos.faults import Proxy
+from tests.rekindle.training.launch.metadata import Metadata
 from tests.rekindle.training.saving import IDENTITY, Events, Open, numbers
 
 
@@ -79,3 +80,9 @@ def open_(
 def proxy(s3: Store) -> Iterator[Proxy]:
     with Proxy(s3.endpoint or "") as proxy:
         yield proxy
+
+
+@pytest.fixture
+def cloud() -> Iterator[Metadata]:
+    with Metadata() as server:
+        yield server

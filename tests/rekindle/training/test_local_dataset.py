@@ -76,6 +76,7 @@ def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) ->
         ("shards/a", b"number", "has 6 bytes, and 7 in"),
         ("shards/a", None, r"shards/a of dataset\.files\.json is missing"),
         ("shards/b", b"", r"shards/b is not in dataset\.files\.json"),
+        ("shards/new/", b"", "shards/new is not a file"),
         ("dataset.json", b'{"facts": {"a": 1}}', r"dataset\.json has 19 bytes"),
         (FILES, None, "hashes of its files is missing"),
         (FILES, b"{}", r"dataset\.files\.json has the sha256 .* but the digest of the dataset is"),

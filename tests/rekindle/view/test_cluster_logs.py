@@ -21,9 +21,8 @@ from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT, workflow
-from tests.rekindle.view.test_explain import Kubelet
+from tests.rekindle.cluster.server import ApiServer, Kubelet, status
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"

@@ -11,10 +11,9 @@ import pytest
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cluster import workflows
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle
+from tests.rekindle.cli.processes import REKINDLE, rekindle
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT
-from tests.rekindle.cluster.test_workflows import manifest, node
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

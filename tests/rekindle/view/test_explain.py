@@ -1,8 +1,6 @@
 """`rekindle explain` reports on a training during and after it, here and on a cluster."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ from rekindle.storage import Store
 from rekindle.training.cost.prices import FILE
 from rekindle.training.ledger.events import Ledger
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
-from tests.rekindle.cluster.server import ApiServer
-from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
+from tests.rekindle.cluster.server import Kubelet
+from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 
@@ -100,27 +98,6 @@ def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store)
 def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "fresh", [])
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
-
-
-class Kubelet(ApiServer):
-    """Runs the containers of a new pod on this machine, with the environment of this process."""
-
-    def admit(self, path: str, body: Any, dry_run: bool) -> Any:
-        if path.endswith("/pods") and not dry_run:
-            (container,) = body["spec"]["containers"]
-            done = subprocess.run(
-                [sys.executable, *container["args"]], capture_output=True, text=True
-            )
-            ended = {
-                "name": container["name"],
-                "state": {"terminated": {"exitCode": done.returncode}},
-            }
-            self.put(path, body | {"status": {"containerStatuses": [ended]}})
-
-            for line in (done.stdout + done.stderr).splitlines():
-                self.write_log(body["metadata"]["name"], line)
-
-        return super().admit(path, body, dry_run)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from argolocal.view import display
 from rekindle.operations.results import exit_code
 from rekindle.view.outcome import as_json, success
 from rekindle.view.progress import LogProgress, progress_in
-from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status, time_at
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
 from tests.waiting import until
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.ports import free_port
-from tests.rekindle.cli.test_cli import (
+from tests.rekindle.cli.processes import (
     REKINDLE,
     rekindle,
     wait_until_started,

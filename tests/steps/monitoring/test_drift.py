@@ -19,7 +19,7 @@ from rekindle.release.watch.drift import count_from_now
 from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store
 from steps.monitoring import drift, notify
-from tests.rekindle.hook import hook
+from tests.rekindle.hook import Hook
 from tests.rekindle.serving import echo
 from tests.rekindle.serving.running import Running, prefix_of, release
 
@@ -96,7 +96,7 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(
     assert "evaluation/psi.png" in tracking.artifacts(second.run_id, "evaluation")
     assert check_drift(model).verdict == "few", "no instance is evaluated twice"
 
-    with hook() as server:
+    with Hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
         inputs: dict[str, Any] = {
             "experiment": "drifting",

@@ -13,8 +13,8 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.mlflow_api import RETRIES
 from steps.monitoring import notify
-from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status
-from tests.rekindle.hook import hook
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
+from tests.rekindle.hook import Hook
 
 FAILED = json.dumps(
     json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}])
@@ -37,7 +37,7 @@ def notify_hook(
     monkeypatch: pytest.MonkeyPatch, **inputs: Any
 ) -> tuple[notify.Outputs, list[dict[str, Any]]]:
     """Run the step; return its outputs and the messages that the webhook received."""
-    with hook() as server:
+    with Hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
         outputs = notify.run(notify.Inputs(format="json", experiment="notifications", **inputs))
     return outputs, server.received

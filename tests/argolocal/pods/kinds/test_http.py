@@ -2,9 +2,7 @@
 ready."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +14,25 @@ from argolocal.pods.kinds import data, http
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 from tests.argolocal.running import execute
+from tests.http_server import Answer, HttpServer, Request
+from tests.ports import free_port
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Returns the request as JSON; /404 fails and /slow is slow."""
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        received = {"method": self.command, "body": body, "token": self.headers.get("X-Token")}
-        self.send_response(404 if self.path == "/404" else 200)
-        self.send_header("x-kind", "a test")
-        self.end_headers()
-        self.wfile.write(json.dumps(received).encode())
-
-    do_GET = do_POST = do_PUT = _answer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Do not log."""
+def echo(request: Request) -> Answer:
+    """Return the request as JSON; /404 fails."""
+    received = {
+        "method": request.method,
+        "body": request.body.decode(),
+        "token": request.headers["X-Token"],
+    }
+    status = 404 if request.path == "/404" else 200
+    return Answer(status, json.dumps(received), {"x-kind": "a test"})
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with HttpServer(echo) as server:
+        yield server.url
 
 
 def secret(name: str) -> dict[str, str]:
@@ -245,8 +236,7 @@ def daemon(port: int, probe: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def port() -> int:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        return server.server_port
+    return free_port()
 
 
 @pytest.mark.fast_cases(1)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rekindle.local.services.services import Services
-from tests.rekindle.local.services.test_services import PLAIN, kill, record
+from tests.rekindle.local.services.service_processes import PLAIN, kill, record
 
 CREATE = "/api/2.0/mlflow/experiments/create"
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"

@@ -20,12 +20,11 @@ import pytest
 
 from argolocal.common.processes import start_time
 from rekindle.errors import ConfigError, StorageError, TrackingError
-from rekindle.local.services.services import Record, Services, answers
+from rekindle.local.services.services import Services, answers
 from rekindle.storage import Store
 from tests.ports import free_port
+from tests.rekindle.local.services.service_processes import PLAIN, kill, record
 from tests.waiting import until
-
-PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
 @pytest.fixture
@@ -35,22 +34,8 @@ def services(tmp_path: Path) -> Iterator[Services]:
     services.down()
 
 
-def record(services: Services, name: str) -> Record:
-    record = services.find(name)
-    assert record
-    return record
-
-
 def store(services: Services) -> Store:
     return Store("rekindle", services.url("s3"), *services.credentials().values())
-
-
-def kill(services: Services, name: str) -> Record:
-    """Kill a service; return its record."""
-    killed = record(services, name)
-    os.kill(killed.pid, signal.SIGKILL)
-    until("the service to die", lambda: not killed.alive)
-    return killed
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.rekindle.cache.test_runs import FIRST, PIPELINE, SECOND
-from tests.rekindle.cli.test_cli import REKINDLE
+from tests.rekindle.cache.changed_pipeline import FIRST, PIPELINE, SECOND
+from tests.rekindle.cli.processes import REKINDLE
 
 AUDITED = """
 import os, sys

@@ -7,7 +7,7 @@ import pytest
 
 from rekindle.release.watch import notification as notify
 from rekindle.release.watch.notification import Message, NotifyConfig, send
-from tests.rekindle.hook import SECRET, hook
+from tests.rekindle.hook import SECRET, Hook
 from tests.waiting import until
 
 SLACK, JSON = (NotifyConfig(format=form) for form in ("slack", "json"))
@@ -22,7 +22,7 @@ MESSAGE = Message(
 
 
 def test_a_message_has_the_event_its_reason_and_a_link() -> None:
-    with hook() as server:
+    with Hook() as server:
         assert send(MESSAGE, SLACK, environ={"NOTIFY_URL": server.url})
         assert send(MESSAGE, JSON, environ={"NOTIFY_URL": f" {server.url}\n"})
 
@@ -44,9 +44,9 @@ def test_a_message_has_the_event_its_reason_and_a_link() -> None:
 
 
 def test_a_message_is_retried_and_delivered_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with hook(503, 429) as server:
+    with Hook(503, 429) as server:
         assert send(MESSAGE, JSON, environ={"NOTIFY_URL": server.url})
-    assert (server.requests, len(server.received)) == (3, 1)
+    assert (len(server.requests), len(server.received)) == (3, 1)
     assert capsys.readouterr().err == ""
 
 
@@ -62,11 +62,11 @@ def test_a_message_is_retried_and_delivered_once(capsys: pytest.CaptureFixture[s
 def test_the_log_of_a_refusal_names_the_host_and_hides_the_address(
     statuses: tuple[int, ...], problem: str, requests: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with hook(*statuses) as server:
+    with Hook(*statuses) as server:
         assert not send(MESSAGE, SLACK, 2, environ={"NOTIFY_URL": server.url})
     stderr = capsys.readouterr().err
     assert f"notification not sent: the webhook at 127.0.0.1 {problem}" in stderr
-    assert "T0S3CR3T" not in stderr and (server.requests, server.received) == (requests, [])
+    assert "T0S3CR3T" not in stderr and (len(server.requests), server.received) == (requests, [])
 
 
 def test_a_webhook_that_never_answers_times_out(
@@ -84,11 +84,11 @@ def test_a_webhook_that_never_answers_times_out(
 
 @pytest.mark.slow
 def test_a_closed_connection_is_retried() -> None:
-    with hook() as server:
+    with Hook() as server:
         server.silent.set()
         sender = threading.Thread(target=send, args=(MESSAGE, SLACK, 6, {"NOTIFY_URL": server.url}))
         sender.start()
-        until("a second request", lambda: server.requests >= 2)
+        until("a second request", lambda: len(server.requests) >= 2)
         server.silent.clear()
         sender.join(60)
     assert len(server.received) == 1
@@ -122,7 +122,7 @@ def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixtu
 
 
 def test_only_selected_events_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    with hook() as server:
+    with Hook() as server:
         for config in (NotifyConfig(), NotifyConfig(format="slack", events=["failure", "release"])):
             assert not send(MESSAGE, config, environ={"NOTIFY_URL": server.url})
-    assert server.requests == 0 and capsys.readouterr().err == ""
+    assert len(server.requests) == 0 and capsys.readouterr().err == ""

@@ -1,8 +1,6 @@
 """Requests since the last scrape are counted once, even if a server restarted."""
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,36 +9,29 @@ from rekindle.errors import RekindleError
 from rekindle.release.watch import scrape as module
 from rekindle.release.watch.scores import SCORE_METRIC
 from rekindle.release.watch.scrape import Watch, increments, scrape
+from tests.http_server import Answer, HttpServer, Request
 
 
-class Pods(ThreadingHTTPServer):
+class Pods(HttpServer):
     """The `/metrics` of two servers, by address; an address without a page answers 503."""
 
-    pages: dict[str, str]
+    def __init__(self) -> None:
+        super().__init__(self.metrics, "0.0.0.0")
+        self.pages: dict[str, str] = {}
+        self.endpoint = f"http://pods:{self.port}"
 
-    @property
-    def endpoint(self) -> str:
-        return f"http://pods:{self.server_port}"
-
-
-class Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Pods)
-        page = self.server.pages.get(self.headers["Host"].partition(":")[0])
-        self.send_response(200 if page else 503)
-        self.end_headers()
-        self.wfile.write((page or "").encode())
+    def metrics(self, request: Request) -> Answer:
+        page = self.pages.get(request.headers["Host"].partition(":")[0])
+        if page is None:
+            return Answer(503)
+        return Answer(200, page)
 
 
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
     monkeypatch.setenv("PODS_SERVICE_ENDPOINTS", "127.0.0.1,127.0.0.2")
-    with Pods(("0.0.0.0", 0), Page) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
+    with Pods() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def page(requests: int, start: float = 1) -> str:

@@ -12,7 +12,7 @@ from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
-from tests.rekindle.training.ledger.test_accounting import generation, lost, start, step, summary_of
+from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
 
 SPOT = Pod(cpus=1, labels={"spot": "yes"})
 REGULAR = Pod(cpus=1)

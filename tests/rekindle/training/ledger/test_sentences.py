@@ -8,14 +8,7 @@ import pytest
 
 from rekindle.training.ledger.plot import draw
 from rekindle.training.ledger.sentences import describe
-from tests.rekindle.training.ledger.test_accounting import (
-    generation,
-    join,
-    lost,
-    start,
-    step,
-    summary_of,
-)
+from tests.rekindle.training.ledger.events import generation, join, lost, start, step, summary_of
 
 
 def story(*lines: tuple[Any, ...]) -> list[str]:

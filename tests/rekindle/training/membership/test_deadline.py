@@ -9,10 +9,9 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.membership.server import DEADLINE, TICK_S
-from tests.rekindle.training.membership.test_handshake import secret, serving
-from tests.rekindle.training.membership.test_server import hello
+from tests.rekindle.training.membership.members import hello, serving
 
-__all__ = ["secret"]  # fixture of all tests in this file
+pytestmark = pytest.mark.usefixtures("secret")
 LIMIT = 0.5  # seconds
 
 

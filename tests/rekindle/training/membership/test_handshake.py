@@ -5,9 +5,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from itertools import count
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -16,12 +14,12 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL
-from rekindle.training.membership.server import MAX_UNVERIFIED, Coordinator
-from rekindle.training.spec import TrainingSpec
-from tests.ports import free_port, listens
+from rekindle.training.membership.server import MAX_UNVERIFIED
+from tests.ports import listens
 from tests.rekindle.training.crew import SECRET, Crew, flags
-from tests.waiting import until
+from tests.rekindle.training.membership.members import serving
 
+pytestmark = pytest.mark.usefixtures("secret")
 HELLO = {
     "protocol": PROTOCOL,
     "id": "1",
@@ -32,34 +30,6 @@ HELLO = {
 }
 JOIN = {"join": HELLO | {"generation": 0, "group": 0, "peers": []}}
 VERDICT = {"failed": "end the run", "code": 65, "name": "a", "temporary": False}
-numbers = count()
-
-
-@pytest.fixture(autouse=True)
-def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
-    """Yield a coordinator of a new run in this process, and its address."""
-    prefix = f"handshake-{next(numbers)}"
-
-    settings = {
-        "workload": "w",
-        "dataset": "d",
-        "digest": "d" * 64,
-        "out": f"{prefix}/model",
-        "checkpoints": prefix,
-    }
-
-    port = free_port()
-    coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
-    run = asyncio.create_task(coordinator.run("127.0.0.1", port))
-    await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
-    yield coordinator, ("127.0.0.1", port)
-    coordinator.end(0)
-    await run
 
 
 def lines(*messages: Any) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.training.membership.metrics_endpoint import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
 from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
-from tests.rekindle.training.membership.test_server import config, hello
+from tests.rekindle.training.membership.members import config, hello
 
 
 def values(text: bytes) -> dict[str, float]:

@@ -15,23 +15,12 @@ from rekindle.training.membership.state_machine import (
     JOIN_TIMEOUT_S,
     MAX_CRASHES,
     MAX_FRUITLESS_GROUPS,
-    PROTOCOL,
     REMINDER_INTERVAL_S,
     Membership,
 )
-from rekindle.training.spec import TrainingSpec as Inputs
+from tests.rekindle.training.membership.members import config, hello, started
 
 NAMES = list("abcdef")
-
-
-def config(**settings: Any) -> Inputs:
-    values: dict[str, Any] = {
-        "max_workers": 4,
-        "min_workers": 2,
-        "workers": 3,
-        "hung_seconds": 20,
-    } | settings
-    return Inputs(workload="w", dataset="d", digest="d" * 64, out="o", checkpoints="c", **values)
 
 
 class Run(RuleBasedStateMachine):
@@ -222,31 +211,6 @@ class Run(RuleBasedStateMachine):
 
 Run.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestMembership = Run.TestCase
-
-
-def started(*workers: str, **settings: Any) -> Membership:
-    """Return a run whose first group is published."""
-    membership = Membership(config(**settings))
-    for worker in workers:
-        membership.join(0, hello(worker))
-    for worker in workers:
-        membership.ack(0, worker, 1, 0)
-    membership.tick(JOIN_TIMEOUT_S)
-    assert membership.members == list(workers)
-    for output in (membership.outbox, membership.events, membership.log):
-        output.clear()
-    return membership
-
-
-def hello(worker: str, **settings: Any) -> dict[str, Any]:
-    first = {
-        "id": worker,
-        "name": worker,
-        "address": "x:1",
-        "fingerprint": {"torch": "2"},
-        "step": -1,
-    }
-    return first | {"protocol": PROTOCOL, "generation": 0, "group": 0, "peers": []} | settings
 
 
 def test_a_loss_interrupts_the_step_and_a_join_waits_for_it() -> None:

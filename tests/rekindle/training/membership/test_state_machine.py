@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.training.membership.state_machine import CrashCounter, Membership, join_names
-from tests.rekindle.training.membership.test_server import config, hello, started
+from tests.rekindle.training.membership.members import config, hello, started
 
 
 def of_kind(membership: Membership, kind: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Sweep
 from rekindle.training.sweep.trials import training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
-from tests.rekindle.training.launch.test_notice import EVENT, address, cloud  # noqa: F401
+from tests.rekindle.training.launch.metadata import EVENT, Metadata
 from tests.waiting import until
 
 TRAIN = {
@@ -85,9 +84,9 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
 
 @pytest.mark.slow
-def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Any) -> None:  # noqa: F811
+def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Metadata) -> None:
     study, argv = make_study(s3, "noticed/search", 1)
-    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {address(cloud)}"})
+    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {cloud.address}"})
     crew.held(25, pod)
     cloud.events = [EVENT]
     until("the notice", lambda: "about to be interrupted" in pod.said(), 30)

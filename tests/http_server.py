@@ -1,0 +1,87 @@
+"""A small HTTP server that answers each request with the result of a function.
+
+with HttpServer(lambda request: Answer(404)) as server:
+    ...  # requests to server.url
+    assert server.requests[0].path == "/"
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple, Self
+
+
+class Request(NamedTuple):
+    method: str
+    path: str  # with its query
+    headers: Message
+    body: bytes
+
+
+class Answer(NamedTuple):
+    status: int = 200
+    body: str | bytes = ""
+    headers: Mapping[str, str] = {}
+
+
+class HttpServer:
+    """Serves until the context is left. `answer` returns an answer, or the bytes to send in its
+    place: with none, the connection is closed."""
+
+    def __init__(
+        self, answer: Callable[[Request], Answer | bytes], host: str = "127.0.0.1"
+    ) -> None:
+        self.answer = answer
+        self.requests: list[Request] = []
+
+        class Handler(_Handler):
+            server_of_test = self
+
+        self._server = _Server((host, 0), Handler)
+        self.port = self._server.server_port
+        self.url = f"http://{host}:{self.port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client was killed
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of_test: HttpServer
+
+    def handle_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = Request(self.command, self.path, self.headers, body)
+        self.server_of_test.requests.append(request)
+
+        answer = self.server_of_test.answer(request)
+        if isinstance(answer, bytes):
+            self.wfile.write(answer)
+            return
+
+        data = answer.body.encode() if isinstance(answer.body, str) else answer.body
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""

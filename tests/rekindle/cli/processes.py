@@ -1,0 +1,66 @@
+"""The command `rekindle` as real processes, and small manifests for it."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.forked import Prompt
+from tests.waiting import until
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+ROOT = Path(__file__).parents[3]
+DEMO = str(ROOT / "configs/demo.yaml")
+
+
+def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return prompt().run([str(argument) for argument in args], cwd, {**os.environ, **environment})
+
+
+@cache
+def prompt() -> Prompt:
+    """Return the prompt of this process."""
+    return Prompt(ROOT, os.environ).__enter__()
+
+
+def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    """Return a manifest that runs (name, shell script) pairs one after the other."""
+    tasks = []
+    templates = []
+
+    for index, (name, script) in enumerate(scripts):
+        tasks.append(
+            {"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {})
+        )
+        templates.append(
+            {"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}}
+        )
+
+    main = {"name": "main", "dag": {"tasks": tasks}}
+
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "four"},
+        "spec": {"entrypoint": "main", "templates": [main, *templates], **spec},
+    }
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(manifest))
+    return str(path)
+
+
+def wait_until_started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
+    """Wait until the step of the run prints `begun`; returns the processes of the run."""
+    logs = tmp_path / ".rekindle/runs"
+    until(
+        "the step to begin",
+        lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")),
+    )
+    return psutil.Process(process.pid).children(recursive=True)

@@ -1,0 +1,23 @@
+"""Embedded services as processes."""
+
+import os
+import signal
+
+from rekindle.local.services.services import Record, Services
+from tests.waiting import until
+
+PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
+def record(services: Services, name: str) -> Record:
+    record = services.find(name)
+    assert record
+    return record
+
+
+def kill(services: Services, name: str) -> Record:
+    """Kill a service; return its record."""
+    killed = record(services, name)
+    os.kill(killed.pid, signal.SIGKILL)
+    until("the service to die", lambda: not killed.alive)
+    return killed

@@ -1,0 +1,11 @@
+"""The secret of a run."""
+
+import pytest
+
+from rekindle.training.membership import handshake
+from tests.rekindle.training.crew import SECRET
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(handshake.VARIABLE, SECRET)

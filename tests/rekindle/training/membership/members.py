@@ -1,0 +1,77 @@
+"""A coordinator, and members that say hello to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+from rekindle.training.membership.protocol import PROTOCOL
+from rekindle.training.membership.server import Coordinator
+from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
+from rekindle.training.spec import TrainingSpec
+from tests.ports import free_port, listens
+from tests.rekindle.training.crew import SECRET
+from tests.waiting import until
+
+
+def config(**settings: Any) -> TrainingSpec:
+    values: dict[str, Any] = {
+        "max_workers": 4,
+        "min_workers": 2,
+        "workers": 3,
+        "hung_seconds": 20,
+    } | settings
+    return TrainingSpec(
+        workload="w", dataset="d", digest="d" * 64, out="o", checkpoints="c", **values
+    )
+
+
+def started(*workers: str, **settings: Any) -> Membership:
+    """Return a run whose first group is published."""
+    membership = Membership(config(**settings))
+    for worker in workers:
+        membership.join(0, hello(worker))
+    for worker in workers:
+        membership.ack(0, worker, 1, 0)
+    membership.tick(JOIN_TIMEOUT_S)
+    assert membership.members == list(workers)
+    for output in (membership.outbox, membership.events, membership.log):
+        output.clear()
+    return membership
+
+
+def hello(worker: str, **settings: Any) -> dict[str, Any]:
+    first = {
+        "id": worker,
+        "name": worker,
+        "address": "x:1",
+        "fingerprint": {"torch": "2"},
+        "step": -1,
+    }
+    return first | {"protocol": PROTOCOL, "generation": 0, "group": 0, "peers": []} | settings
+
+
+numbers = count()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
+    """Yield a coordinator of a new run in this process, and its address."""
+    prefix = f"handshake-{next(numbers)}"
+
+    settings = {
+        "workload": "w",
+        "dataset": "d",
+        "digest": "d" * 64,
+        "out": f"{prefix}/model",
+        "checkpoints": prefix,
+    }
+
+    port = free_port()
+    coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
+    run = asyncio.create_task(coordinator.run("127.0.0.1", port))
+    await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
+    yield coordinator, ("127.0.0.1", port)
+    coordinator.end(0)
+    await run
