@@ -139,9 +139,15 @@ def module_name(path: Path) -> str:
 
 
 @cache
+def nodes(module: str) -> list[ast.AST]:
+    """Return the nodes of the tree of a module."""
+    return list(ast.walk(trees()[module]))
+
+
+@cache
 def all_imports(module: str) -> list[str]:
     """Return the modules that a module imports anywhere."""
-    return [*imports(ast.walk(trees()[module]))]
+    return list(imports(nodes(module)))
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -272,8 +278,8 @@ def test_only_one_module_starts_git():
 
     modules = {
         module
-        for module, tree in product().items()
-        for call in ast.walk(tree)
+        for module in product()
+        for call in nodes(module)
         if isinstance(call, ast.List | ast.Tuple | ast.Call)
         for first in (call.args if isinstance(call, ast.Call) else call.elts)[:1]
         if isinstance(first, ast.Constant)
@@ -290,12 +296,12 @@ def test_only_one_module_writes_json():
 
     modules = {
         module
-        for module, tree in product().items()
-        for node in ast.walk(tree)
+        for module in product()
+        for node in nodes(module)
         if (
             isinstance(node, ast.Attribute)
-            and ast.unparse(node.value) == "json"
             and node.attr in writers
+            and ast.unparse(node.value) == "json"
         )
         or (
             isinstance(node, ast.ImportFrom)
@@ -386,8 +392,8 @@ def test_files_are_short():
 def test_functions_are_short():
     lengths = {
         f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for module, tree in trees().items()
-        for node in ast.walk(tree)
+        for module in trees()
+        for node in nodes(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES} == {}
@@ -436,11 +442,11 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
     assert (modules | folders) - named == set()
 
 
-def mentions(path: Path, tree: ast.Module) -> Iterator[str]:
+def mentions(path: Path) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
     texts = [
         ast.get_docstring(node) or ""
-        for node in ast.walk(tree)
+        for node in nodes(module_name(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     with path.open("rb") as file:
@@ -464,7 +470,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
-        for name in mentions(path, trees()[module_name(path)])
+        for name in mentions(path)
         if name not in examples and not any(file.endswith(f"/{name}") for file in files)
     }
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.commands import ROOT
 
 FIRST_TIME = """
@@ -20,6 +22,7 @@ def test_it():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_only_passes_when_repeated_fails_ci(tmp_path: Path) -> None:
     assert re.findall(r"^\s*[^#\s].*", (ROOT / ".ci/run").read_text(), re.MULTILINE)[-2:] == [
         "make test",

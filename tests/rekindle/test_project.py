@@ -115,8 +115,11 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
         ("config configs/demo.yaml", "steps.fraud"),
         (f"lint --manifest {ROOT}/tests/golden/workflow.yaml", ""),
         pytest.param("lint configs/demo.yaml", "", marks=pytest.mark.slow),
-        ("render configs/cluster.yaml", "kind: Workflow"),
-        ("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
+        pytest.param("render configs/cluster.yaml", "kind: Workflow", marks=pytest.mark.slow),
+        pytest.param(
+            *("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
+            marks=pytest.mark.slow,
+        ),
         ("platform render --with minio --with mlflow", "python"),
         ("step steps.prepare --help", "rekindle step steps.prepare"),
         pytest.param(

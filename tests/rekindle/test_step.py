@@ -152,6 +152,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_misspelt_step_flag_or_output_is_one_clear_error() -> None:
     unknown = run("steps.prepar")
     assert unknown.returncode == 78

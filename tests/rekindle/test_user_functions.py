@@ -405,6 +405,7 @@ def test_an_exception_for_one_request_is_logged_with_its_line_and_the_server_con
     assert error.strip() in log
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("text", "function"), [(WORKLOAD, "Data"), (PIPELINE, "build")])
 def test_an_exception_before_the_run_is_one_line(stage: Stage, text: str, function: str) -> None:
     module, expected = stage.write(text, function)

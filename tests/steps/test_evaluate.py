@@ -143,6 +143,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert (tmp_path / "moved" / "verdict.json").exists()
 
 
+@pytest.mark.slow
 def test_a_champion_with_a_deleted_release_is_a_clear_error(
     s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path
 ):

@@ -78,6 +78,7 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0, "fraud_share": share}
 
 
+@pytest.mark.slow
 def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
     tmp_path: Path, mlflow_server: str
 ) -> None:

@@ -184,6 +184,7 @@ def release_in_process(request: release.Inputs) -> None:
     release.run(request)
 
 
+@pytest.mark.slow
 def test_two_processes_that_release_the_same_files_at_once_register_one_version(
     s3: Store,
     name: str,

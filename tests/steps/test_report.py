@@ -181,6 +181,7 @@ def test_the_run_shows_how_workers_spent_their_time(
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
@@ -218,6 +219,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     ]
 
 
+@pytest.mark.slow
 def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     mlflow_server: str, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ def checkpoint_count(s3: Store, prefix: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("workers", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_any_number_of_workers_gives_the_same_weights(
     crew: Crew, s3: Store, undisturbed: str, workers: int
 ) -> None:
@@ -326,6 +326,7 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
     assert sha256(s3, "torchrun") == undisturbed
 
 
+@pytest.mark.slow
 def test_torchruns_environment_gives_the_same_weights(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_served_release_is_replayed_and_promoted(
         verify.run(verify.Inputs(endpoint=server.url, **inputs))
 
 
+@pytest.mark.slow
 def test_a_notebook_mlflow_and_the_server_predict_the_same(
     released: Released, report: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     assert answering(port, "one")
 
 
+@pytest.mark.slow
 def test_a_deployment_without_progress_within_its_deadline_fails(
     kinds: dict[str, Controller],
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     }
 
 
+@pytest.mark.slow
 def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:

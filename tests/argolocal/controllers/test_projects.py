@@ -97,6 +97,7 @@ def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
     )
 
 
+@pytest.mark.slow
 def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(
     tmp_path: Path, environment: dict[str, str]
 ):

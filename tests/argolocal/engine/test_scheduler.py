@@ -309,6 +309,7 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     assert hash_fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
 def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) -> None:
     def effort(count: int) -> float:

@@ -177,6 +177,7 @@ def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     )
 
 
+@pytest.mark.slow
 def test_values_sent_after_the_death_of_a_runner_reach_the_next_runner(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -168,6 +168,7 @@ def assert_harmless(root: Path) -> None:
             assert Path(os.path.realpath(path)).is_relative_to(root), (path, os.readlink(path))
 
 
+@pytest.mark.slow
 def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_path: Path) -> None:
     chance = random.Random(18)
     loaded = 0

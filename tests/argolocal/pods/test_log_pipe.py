@@ -85,6 +85,7 @@ def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> Non
     assert set(copy.read_bytes()) == {ord("1")}
 
 
+@pytest.mark.slow
 def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) -> None:
     run_script(
         "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ >"
@@ -183,6 +184,7 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
         pod.collect("w", cluster.store)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
 def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     container = shell("head -c 9000000 /dev/zero; test ! -e /tmp/x")

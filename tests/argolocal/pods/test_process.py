@@ -479,6 +479,7 @@ def test_pod_spec_patches_of_a_workflow_and_a_template_set_variables(tmp_path: P
 PARAMETER = {"name": "x", "value": "d"}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("patch", "message"),
     [

@@ -282,6 +282,7 @@ def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: P
     process.wait(2)
 
 
+@pytest.mark.slow
 def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -488,6 +489,7 @@ def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalClust
     assert not Path("/tmp/out.txt").exists()
 
 
+@pytest.mark.slow
 def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     tasks = [{"name": "slow", "template": "slow"}]
     status = execute(

@@ -1468,6 +1468,7 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
     )
 
 
+@pytest.mark.slow
 def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Path) -> None:
     config = str(GOLDEN / "config.yaml")
     done = command(tmp_path, config, config)
@@ -1551,6 +1552,7 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "flows"
     folder.mkdir()
@@ -1671,6 +1673,7 @@ def pipeline(tasks: int) -> Any:
     return manifest
 
 
+@pytest.mark.slow
 def test_lint_takes_time_linear_in_the_number_of_tasks() -> None:
     small = pipeline(500)
     large = pipeline(2000)
@@ -1707,6 +1710,7 @@ def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
         assert str(finding)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
 def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -> None:

@@ -127,7 +127,7 @@ def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
     return done.stderr
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("loaded", COMPUTED)
 def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
@@ -139,7 +139,7 @@ def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     assert "cached:" not in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("loaded", COVERED)
 def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
@@ -185,6 +185,7 @@ def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folde
     assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-3/loading") == ""
 
 
+@pytest.mark.slow
 def test_a_result_is_not_cached_if_a_hook_of_the_start_of_python_has_loaded_own_code(
     tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     assert not result.entry
 
 
+@pytest.mark.slow
 def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
     image, seed = SETTINGS
     for settings in [

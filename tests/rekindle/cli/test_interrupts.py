@@ -102,6 +102,7 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
     file = write_manifest(tmp_path / "w.yaml", workflow(("step", script)))

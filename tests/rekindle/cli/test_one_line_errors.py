@@ -51,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["init", f"./{VALUE}/b c"],
         ["put", VALUE, "name"],
         ["put", "key.yaml", VALUE],
-        ["reproduce", VALUE],
+        # loads MLflow
+        pytest.param(["reproduce", VALUE], marks=pytest.mark.slow),
         ["reproduce", VALUE, "--check"],
         ["status", VALUE],
         ["logs", VALUE],

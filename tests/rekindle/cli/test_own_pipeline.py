@@ -193,9 +193,9 @@ def test_every_command_is_run_in_a_user_project() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    # tests/rekindle/cli/test_check.py has a fast test of `check`, which loads torch
+    # `check` and `lint` load torch: tests/rekindle/cli/test_check.py has a fast test
     [
-        pytest.param(name, marks=pytest.mark.slow) if name == "check" else name
+        pytest.param(name, marks=pytest.mark.slow) if name in ("check", "lint") else name
         for name in READING_COMMANDS
     ],
 )

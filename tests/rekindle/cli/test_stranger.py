@@ -270,6 +270,7 @@ def test_a_backfill_imports_no_file_of_the_working_directory(folder: Folder):
     assert folder.executed() == set()
 
 
+@pytest.mark.slow
 def test_only_own_and_trusted_homes_are_used(folder: Folder):
     assert rekindle(folder, "put", "../secret").returncode == 0
     copy = folder.root / "copy"

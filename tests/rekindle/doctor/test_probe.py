@@ -48,6 +48,7 @@ def unconditional(put: Any) -> Any:
     return lambda IfNoneMatch="", IfMatch="", **request: put(**request)
 
 
+@pytest.mark.slow
 def test_the_bucket_is_created_once(s3: Store) -> None:
     other = Store("made-by-probe", s3.endpoint)
     with pytest.raises(ConfigError):

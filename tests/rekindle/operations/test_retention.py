@@ -1047,7 +1047,7 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
     assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
 def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     numbers = [release(runs, runs.make()) for _ in range(2)]
@@ -1312,7 +1312,7 @@ def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
     assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("counter", [b"9" * 5000, b"0", None])
 def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     runs: Runs, counter: bytes | None

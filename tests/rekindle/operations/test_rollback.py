@@ -201,6 +201,7 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_without_ready_servers_keeps_the_current_version(model: Model) -> None:
     model.release(slow=60)
     model.release()
@@ -552,6 +553,7 @@ def test_an_interrupted_promotion_of_a_deleted_version_blocks_nothing(model: Mod
     assert model.release() == "3"
 
 
+@pytest.mark.slow
 def test_a_rollback_does_not_wait_for_its_own_promotion(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -561,6 +563,7 @@ def test_a_rollback_does_not_wait_for_its_own_promotion(
     assert model.roll_back()["version"] == "1"
 
 
+@pytest.mark.slow
 def test_a_record_of_a_rollback_does_not_start_the_servers_of_something_else(model: Model) -> None:
     for _ in range(2):
         model.release()

@@ -10,6 +10,7 @@ import pytest
 from rekindle.release.bootstrap import paired_bootstrap, weighted_bootstrap
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_mean_covers_the_truth_as_often_as_promised() -> None:
     hits = 0
     for seed in range(200):

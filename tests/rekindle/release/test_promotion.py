@@ -153,6 +153,7 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
+@pytest.mark.slow
 def test_a_promotion_respects_a_champion_that_was_set_by_hand(
     s3: Store, name: str, register: Register
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_promotion_respects_a_champion_that_was_set_by_hand(
     assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
 
 
+@pytest.mark.slow
 def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
     s3: Store, name: str, register: Register
 ) -> None:

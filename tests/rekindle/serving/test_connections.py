@@ -217,6 +217,7 @@ def state_of(client: socket.socket) -> str:
     return "closed"
 
 
+@pytest.mark.slow
 def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> None:
     flags = ("--body-seconds=60", "--max-waiting=1000")
     with Running(f"--model={PREFIX}", *flags, descriptors=256) as server, Gate(tmp_path) as gate:
@@ -271,6 +272,7 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
     assert server.end()[0] == 0
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
 @pytest.mark.parametrize("size", [9, len(HEAD) + 9], ids=["head", "body"])
 def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
@@ -299,6 +301,7 @@ def test_an_idle_connection_is_closed_after_the_grace_period(
     assert log.count("\n") == 1, log  # only the line about the served model
 
 
+@pytest.mark.slow
 def test_pipelined_requests_are_all_answered_after_the_drain(
     draining: tuple[Running, list[socket.socket]],
 ) -> None:
@@ -364,6 +367,7 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_draining_server_answers_connection_close_at_all_paths() -> None:
     with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
         server.until_ready()

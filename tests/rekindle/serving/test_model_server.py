@@ -231,7 +231,7 @@ def readable(clients: list[socket.socket]) -> list[socket.socket]:
     return select.select(clients, [], [], 0)[0]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
 def test_clients_that_never_finish_large_bodies_do_not_block_others(
     sha256: str, address: str
@@ -462,7 +462,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
 def test_a_second_signal_or_ctrl_c_stops_the_drain(
     sha256: str, signals: list[signal.Signals]
@@ -525,6 +525,7 @@ def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store)
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str) -> None:
     with Running(f"--model={PREFIX}", ECHO_BUG="1") as server:
         code, log = server.end()

@@ -58,6 +58,7 @@ def test_a_watch_ends_like_a_local_run(
     assert words in done.stdout + done.stderr
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("token", [True, False])
 def test_the_request_to_try_has_the_token_if_the_servers_need_one(
     server: ApiServer, tmp_path: Path, token: bool

@@ -144,6 +144,7 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:  # each pod has its own /tmp
         script = (
@@ -159,7 +160,7 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "redirection", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"]
 )
@@ -184,6 +185,7 @@ def test_a_run_continues_if_its_output_cannot_be_written(
         assert json.loads(done.stdout)["phase"] == "Succeeded"
 
 
+@pytest.mark.slow
 def test_a_full_stdout_is_not_reported_as_a_full_home(tmp_path: Path):
     done = run_shell('"$REKINDLE" status > /dev/full', tmp_path)
     assert done.returncode == 1
@@ -230,6 +232,7 @@ def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
     assert "onExit succeeded" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
     if run_shell("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
         pytest.skip("needs mounts")

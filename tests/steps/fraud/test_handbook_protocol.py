@@ -52,6 +52,7 @@ def evaluate(
     return evaluation.evaluate(fraud, candidate, champion, dataset, report, gate)
 
 
+@pytest.mark.slow
 def test_compromised_cards_are_left_out_day_by_day(small_dataset: Path):
     """The rule as in the code of the handbook: a set of compromised cards that grows each test
     day."""
@@ -151,6 +152,7 @@ def test_all_plots_are_written(judged: tuple[Any, Path]):
     }
 
 
+@pytest.mark.slow
 def test_a_candidate_is_evaluated_without_a_champion(
     expert: Path, small_dataset: Path, tmp_path: Path
 ):
@@ -432,6 +434,7 @@ def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     assert torch.equal(one[1][one[2]], other[1][other[2]])
 
 
+@pytest.mark.slow
 def test_rows_without_labels_are_not_used(
     full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
 ):

@@ -105,6 +105,7 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(
     assert server.received[0]["reason"] == second.reason
 
 
+@pytest.mark.slow
 def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
     model: Any, s3: Store
 ) -> None:

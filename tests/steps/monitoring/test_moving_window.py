@@ -86,7 +86,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
     assert "verdict" not in tracking.tags_of(newer.run_id)
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"]
 )
@@ -134,6 +134,7 @@ def test_only_successful_scheduled_runs_for_earlier_times_count(weeks: Weeks) ->
     )
 
 
+@pytest.mark.slow
 def test_a_window_below_the_minimum_share_is_an_error_but_not_in_a_past_week(weeks: Weeks) -> None:
     data = {"minimum_share": 0.7}
     weeks.run("2024-04-15", data=data)
@@ -158,6 +159,7 @@ def test_a_scheduled_run_takes_no_dataset_from_the_cache() -> None:
         assert prepare.REUSE.not_reused_if(inputs.model_copy(update=other)) == ""
 
 
+@pytest.mark.slow
 def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> None:
     from steps.monitoring import moving_window
 

@@ -242,6 +242,7 @@ def port() -> int:
     return free_port()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["httpGet", "tcpSocket", "exec"])
 def test_dependents_of_a_daemon_start_when_its_probe_passes(
     tmp_path: Path, port: int, kind: str

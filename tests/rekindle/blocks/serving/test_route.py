@@ -74,6 +74,7 @@ def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_servic
     ]
 
 
+@pytest.mark.slow
 def test_the_route_is_applied_only_if_the_new_servers_are_those_of_the_champion() -> None:
     tasks = {task["name"]: task for task in templates(HOST)["switch"]["dag"]["tasks"]}
     assert tasks["route"]["depends"] == "service"
@@ -81,6 +82,7 @@ def test_the_route_is_applied_only_if_the_new_servers_are_those_of_the_champion(
     assert "route" not in templates()
 
 
+@pytest.mark.slow
 def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> None:
     rendered = templates(HOST, "serve.gateway=edge", "serve.canary={gateway: edge}")
     assert "route" not in rendered

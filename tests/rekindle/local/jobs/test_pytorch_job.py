@@ -231,6 +231,7 @@ def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: Train
     )
 
 
+@pytest.mark.slow
 def test_a_job_fails_at_its_backoff_limit_and_at_its_deadline(jobs: TrainingJobs) -> None:
     crash = "import time; time.sleep(0.1); raise SystemExit(1)"
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
@@ -271,6 +272,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJ
     )
 
 
+@pytest.mark.slow
 def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> None:
     polite = (
         "import os, signal, subprocess, sys, time\n"

@@ -245,6 +245,7 @@ def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
     assert not is_finished(status)
 
 
+@pytest.mark.slow
 def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
     def applied(kind: str) -> Resource:
         obj = job(

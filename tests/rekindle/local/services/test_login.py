@@ -52,14 +52,12 @@ class Mlflow:
 
 
 @pytest.fixture(scope="module")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
-    services = Services(tmp_path_factory.mktemp("home"), PLAIN)
-    yield Mlflow(services)
-    services.down()
+def mlflow(services: Services) -> Mlflow:
+    return Mlflow(services)
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
+def own_services(tmp_path: Path) -> Iterator[Services]:
     services = Services(tmp_path / "home", PLAIN)
     yield services
     services.down()
@@ -104,6 +102,7 @@ def test_a_client_without_the_token_can_only_read_the_health(mlflow: Mlflow) -> 
     assert b"theirs" not in mlflow.ask(SEARCH, mlflow.bearer)[1]
 
 
+@pytest.mark.slow
 def test_mlflows_client_needs_only_the_variables_of_rekindle_env(
     mlflow: Mlflow, tmp_path: Path
 ) -> None:
@@ -266,22 +265,22 @@ def test_artifact_locations_in_an_old_database_are_not_followed(
     assert (tmp_path / "key").read_text() == "precious"
 
 
-def test_the_token_changes_if_another_process_may_have_received_it(services: Services) -> None:
+def test_the_token_changes_if_another_process_may_have_received_it(own_services: Services) -> None:
     """After `down`, clients may still send the old token to a new process on that port."""
-    first = services.login()
-    assert (services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
-    kill(services, "mlflow")
-    services.restart_dead()
-    assert services.login() == first, "running pods have this token"
-    services.down()
-    second = services.login()
+    first = own_services.login()
+    assert (own_services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
+    kill(own_services, "mlflow")
+    own_services.restart_dead()
+    assert own_services.login() == first, "running pods have this token"
+    own_services.down()
+    second = own_services.login()
     assert second != first
 
-    port = kill(services, "mlflow").port
+    port = kill(own_services, "mlflow").port
     with socket.create_server(("127.0.0.1", port)):
-        services.start("mlflow")
-        assert record(services, "mlflow").port != port
-        assert services.login() not in (first, second)
+        own_services.start("mlflow")
+        assert record(own_services, "mlflow").port != port
+        assert own_services.login() not in (first, second)
 
 
 def test_many_slow_clients_without_the_token_do_not_delay_other_requests(mlflow: Mlflow) -> None:

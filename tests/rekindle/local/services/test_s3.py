@@ -139,6 +139,7 @@ def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
     )
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "md5"])
 def test_a_body_with_a_wrong_checksum_does_not_replace_the_object(
     endpoint: Endpoint, name: str

@@ -342,6 +342,7 @@ def presigned(
         return error.code, error.headers, error.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 def test_only_the_six_documented_headers_can_be_overridden(
     endpoint: Endpoint, version: str

@@ -38,6 +38,7 @@ def store(services: Services) -> Store:
     return Store("rekindle", services.url("s3"), *services.credentials().values())
 
 
+@pytest.mark.slow
 def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: Services) -> None:
     command = (
         "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services"

@@ -208,6 +208,7 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
+@pytest.mark.slow
 def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
     tmp_path: Path, s3: Store
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
     assert "compares its data" not in by_hand
 
 
+@pytest.mark.slow
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
     record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
     plan = forecast(Sources(tmp_path, None), digits("train.epochs=24"), {})
@@ -301,6 +303,7 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
     assert child.reason.text == "depends on result of [0].flip; repeats main"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
 def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(
     tmp_path: Path, backend: str

@@ -4,6 +4,7 @@ next one misses."""
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +216,7 @@ def test_nothing_that_is_needed_is_removed(
             )
 
 
+@pytest.mark.slow
 @given(worlds(), limits_of_pipelines, st.integers(0, 30))
 @settings(max_examples=300)
 def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next(

@@ -85,6 +85,7 @@ def test_a_webhook_that_never_answers_times_out(
     assert SECRET not in stderr
 
 
+@pytest.mark.slow
 def test_a_closed_connection_is_retried() -> None:
     with Hook() as server:
         server.silent.set()

@@ -58,6 +58,7 @@ def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) ->
     assert 0 < uploaded[1] <= 1024 * len(set(keys(again, "chunks")) - existing) < uploaded[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True)
@@ -269,6 +270,7 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
     assert member._upload.step == 1
 
 
+@pytest.mark.slow
 def test_starting_workers_wait_for_an_unavailable_store(
     open_: Open, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)
 
 
+@pytest.mark.slow
 def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
     argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
     coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")

@@ -146,6 +146,7 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
     assert "pod (3 times without a newer step)" in coordinator.said()
 
 
+@pytest.mark.slow
 def test_a_sigterm_is_handled_before_and_while_torch_is_loaded(crew: Crew) -> None:
     early = launch_command(crew, "early")
     crew.until(lambda: survives_sigterm(early.process.pid))

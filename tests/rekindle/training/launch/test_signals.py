@@ -59,6 +59,7 @@ def members(group: int) -> list[int]:
     return pids
 
 
+@pytest.mark.slow
 def test_a_data_loader_survives_a_sigterm_to_the_process_group_but_ends_with_its_worker() -> None:
     process = start(SCRIPT, REKINDLE_GRACE="50")
     assert len(members(process.pid)) == 3

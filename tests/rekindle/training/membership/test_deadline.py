@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("secret")
 LIMIT = 0.5  # seconds
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_training_counts_only_while_workers_train(
     s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

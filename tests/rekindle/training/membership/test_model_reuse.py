@@ -4,6 +4,8 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rekindle.storage import Store
 from tests.rekindle.training.crew import flags
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from tests.rekindle.training.crew import Crew
 
 
+@pytest.mark.slow
 def test_a_coordinator_reuses_the_model_of_an_identical_training(crew: "Crew", s3: Store) -> None:
     seed = uuid.uuid4().int % 10**9
     first = f"w-{uuid.uuid4().hex[:6]}/train"

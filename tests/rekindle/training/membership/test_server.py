@@ -639,6 +639,7 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
             membership.forward_value("a", put | {"key": f"{number}"})
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:
     program = (
         "from rekindle.training.membership.server import log; log('x'); log('y');"

@@ -85,6 +85,7 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     assert not sweep_report.describe_untried(study)
 
 
+@pytest.mark.slow
 def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     study: Study, s3: Store
 ) -> None:

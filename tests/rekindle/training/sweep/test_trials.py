@@ -85,6 +85,7 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
     assert "trial 0" not in again.said()
 
 
+@pytest.mark.slow
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Metadata) -> None:
     study, argv = make_study(s3, "noticed/search", 1)
     pod = crew._start(

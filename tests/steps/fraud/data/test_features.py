@@ -117,6 +117,7 @@ def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(transactions())
 def test_features_do_not_depend_on_the_chunk_size(rows: Rows) -> None:
@@ -145,6 +146,7 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
     np.testing.assert_array_equal(table(rows)[past], table(changed)[past])
 
 
+@pytest.mark.slow
 def test_rare_transactions_over_many_years_do_not_overflow() -> None:
     n = 400_000  # each card and terminal twice, 20 years apart
     half = np.arange(n // 2)

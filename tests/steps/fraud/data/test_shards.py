@@ -123,6 +123,7 @@ def test_statistics_are_computed_from_training_rows_only(dataset: Path) -> None:
     np.testing.assert_allclose(train.std(0), shards.facts["std"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
     dataset: Path, tmp_path: Path
 ) -> None:
