@@ -23,7 +23,7 @@ from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_kubernetes_api import WORKFLOWS_AT, workflow
-from tests.rekindle.view.test_explain import Kubelet
+from tests.rekindle.view.test_explain import BrokenKubelet, Kubelet
 from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -277,15 +277,6 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
     attempt = Step("deployment(0)", "(0)", 1, "Pod", "Failed", message=message, node=node)
     cause = cause_of(attempt, TrainingProgress(cluster, "demo").of)
     assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
-
-
-class BrokenKubelet(Kubelet):
-    """Writes another text than the container to its log."""
-
-    text = ""
-
-    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
-        super().write_log(pod, self.text, timestamp, container)
 
 
 @pytest.mark.parametrize(
