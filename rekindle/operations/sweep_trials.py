@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from rekindle import project
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.documents import Document
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
@@ -33,6 +36,15 @@ from rekindle.training.sweep.study import FOLDER, Study
 from rekindle.training.sweep.sweep_config import Sweep
 
 Trials = dict[str, Any]
+
+
+class TrialsOfPod(Document):
+    """The Trials that a pod prints."""
+
+    trials: list[dict[str, JsonValue]]
+    hours: float
+    untried: list[str]
+    table: list[str]
 
 
 def trials_here(home: Path, name: str) -> Trials:
@@ -54,7 +66,8 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
     values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
-    return remote.ask(cluster, workflow, "rekindle.operations.sweep_trials", name, *values)
+    module = "rekindle.operations.sweep_trials"
+    return remote.ask(cluster, workflow, TrialsOfPod, module, name, *values).model_dump()
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:

@@ -33,7 +33,7 @@ from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
-from rekindle.documents import Document, parse
+from rekindle.documents import Document
 from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.view.progress import progress_in
 
@@ -389,8 +389,8 @@ def read_archived(
 
     if keys:
         next_number = 0
-        for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            stored = parse(StoredLine, to_json(record), "a line of the pod that reads the logs")
+        module = "rekindle.view.cluster_logs"
+        for stored in remote.run_module(cluster, workflow, StoredLine, module, *keys):
             label = keys.get(stored.key, stored.key)
             missing_lines = stored.number - next_number
             if missing_lines:

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict, RootModel
+
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import format_duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.documents import Document
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
 from rekindle.local.cluster import LocalCluster
@@ -33,6 +36,27 @@ NO_LEDGER = (
     " a ledger."
 )
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
+
+
+class TrainingCost(Document):
+    """The cost of a training, as far as the cost of its run needs it."""
+
+    model_config = ConfigDict(extra="allow")
+    total: float
+
+
+class TrainingReport(Document):
+    """The report on a training that a pod prints, as far as this machine uses it."""
+
+    model_config = ConfigDict(extra="allow")
+    words: list[str]
+    cost: TrainingCost | None = None
+
+
+class TrainingReports(RootModel[dict[str, TrainingReport]]):
+    """The reports by task."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
@@ -69,7 +93,9 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
-        answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
+        module = "rekindle.view.explain"
+        reports = remote.ask(cluster, workflow, TrainingReports, module, name, to_json(tariffs))
+        answer = reports.model_dump(exclude_unset=True)
 
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 
@@ -122,7 +148,9 @@ class Costs:
         from rekindle.training.cost.run_cost import compute_run_costs
 
         totals = {
-            task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report
+            task: report["cost"]["total"]
+            for task, report in trainings.items()
+            if report.get("cost")
         }
         return compute_run_costs(status, self.manifest, self.prices, totals)
 

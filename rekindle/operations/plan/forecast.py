@@ -117,11 +117,12 @@ class Sources:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
     def former_runs(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
+        note = self.notes.append
         if not self.cluster:
-            return list(history.read_local_runs(self.home, workflow, prefix))
+            return list(history.read_local_runs(self.home, workflow, prefix, note))
 
         try:
-            return list(history.read_cluster_runs(self.cluster, workflow, prefix))
+            return list(history.read_cluster_runs(self.cluster, workflow, prefix, note))
         except RekindleError as error:
             self.notes.append(f"former runs cannot be read: {error}")
             return []

@@ -17,8 +17,7 @@ from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
-from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, step_call_of
-from rekindle.documents import parse_object
+from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, parse_cached, step_call_of
 from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
 RUNS = "runs"
@@ -72,7 +71,10 @@ class Tree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
     def __init__(self, workflow: Mapping[str, Any], cached: str = "") -> None:
-        """`cached`: value of the workflow parameter `cached` (default: as in the workflow)."""
+        """Raises InvalidDocument if the parameter `cached` is malformed.
+
+        `cached`: value of the workflow parameter `cached` (default: as in the workflow).
+        """
         spec = workflow["spec"]
         self.templates = {template["name"]: template for template in spec["templates"]}
         self.templates |= workflow.get("storedTemplates") or {}
@@ -81,7 +83,7 @@ class Tree:
             f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p
         }
         text = cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
-        self.cached = parse_object(str(text), f"the parameter `{CACHED}`")
+        self.cached = parse_cached(str(text))
         self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
         self.root.status = RUNS
         self.root.reason = ""
@@ -218,7 +220,7 @@ class Tree:
         match = CACHE_CONDITION.fullmatch(when)
         # evaluated here, because parsing would take longer than everything else
         if match:
-            location = self.cached.get(match[1], {}).get("at")
+            location = self._location(match[1])
             if location:
                 return CACHED_RESULT, f"result of {location}"
             return RUNS, ""
@@ -238,7 +240,7 @@ class Tree:
         if runs:
             return RUNS, ""
 
-        locations = [self.cached.get(key, {}).get("at") for key in JSON_PATH_NAME.findall(when)]
+        locations = [self._location(key) for key in JSON_PATH_NAME.findall(when)]
         if any(locations):
             return CACHED_RESULT, f"result of {next(filter(None, locations))}"
 
@@ -259,6 +261,13 @@ class Tree:
             task.items = len(expand({"name": task.name, **call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
+
+    def _location(self, name: str) -> str:
+        """Return the RUN/TASK whose outputs a task reuses, or ""."""
+        row = self.cached.get(name)
+        if isinstance(row, dict):
+            return row["at"]
+        return ""
 
     def cache_row(self, task: Task) -> Mapping[str, Any] | None:
         """Return the row of a reusable task in the parameter `cached`, or None."""

@@ -30,6 +30,7 @@ from rekindle.release.retention.decision import Release, Removal, Run, RunRemova
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
+from tests.proxy import Proxy, Write
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.test_tracking import leave_duplicate
@@ -668,6 +669,32 @@ def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_rele
     removal.remove(runs.store, Removal(releases=[item]), removal.NoHost(), context)
     assert versions(runs) == {}
     assert not list(runs.store.list(prefix))
+
+
+def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwritten(
+    runs: Runs,
+) -> None:
+    number = release(runs, runs.make())
+    found = tracking.find_version(runs.pipeline, number)
+    assert found
+    record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
+    item = Release(runs.pipeline, int(number), found.uri, runs.pipeline, marked=True)
+    alias = {"name": runs.pipeline, "alias": tracking.CANDIDATE}
+    request("DELETE", "mlflow/registered-models/alias", json=alias)
+
+    with Proxy(runs.store.endpoint or "") as proxy:
+
+        def release_again(write: Write) -> None:
+            if write.method == "PUT" and write.path.endswith("release.json"):
+                runs.store.put(f"{found.uri}release.json", record)
+
+        proxy.before = release_again
+        context = listing.Context({}, 0, 0, None)
+        store = Store(runs.store.bucket, proxy.url)
+        removal.remove(store, Removal(releases=[item]), removal.NoHost(), context)
+
+    assert runs.store.get(f"{found.uri}release.json") == record
+    assert runs.store.head(f"{found.uri}model.json"), "the file belongs to the new version"
 
 
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}

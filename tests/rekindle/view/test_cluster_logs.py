@@ -278,15 +278,6 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
     assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
 
 
-class BrokenKubelet(Kubelet):
-    """Writes another text than the container to its log."""
-
-    text = ""
-
-    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
-        super().write_log(pod, self.text, timestamp, container)
-
-
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "text",

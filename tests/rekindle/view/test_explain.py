@@ -1,6 +1,7 @@
 """`rekindle explain` reports on a training during and after it, here and on a cluster."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
+from rekindle.operations.sweep_trials import trials_on_cluster
 from rekindle.storage import Store
 from rekindle.training.cost.prices import FILE
 from rekindle.training.ledger.events import Ledger
@@ -99,6 +101,45 @@ def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) ->
 
 
 @pytest.mark.slow
+class BrokenKubelet(Kubelet):
+    """Writes another text than the container to its log."""
+
+    text = ""
+
+    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
+        super().write_log(pod, self.text, timestamp, container)
+
+
+@pytest.mark.parametrize(
+    ("config", "read", "text", "message"),
+    [
+        ("demo", explain_on_cluster, '{"train": {}}', "words"),
+        ("demo", explain_on_cluster, '{"train": {"words": [], "cost": {"total": "1"}}}', "total"),
+        ("sweep", trials_on_cluster, '{"trials": []}', "hours"),
+    ],
+)
+def test_a_malformed_answer_of_a_pod_is_one_error(
+    config: str,
+    read: Callable[..., object],
+    text: str,
+    message: str,
+    tmp_path: Path,
+    s3: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config
+    workflow = render_manifest(settings) | {"metadata": {"name": "run"}}
+    arguments = [False] if read == explain_on_cluster else []
+
+    with BrokenKubelet(tmp_path) as server:
+        server.text = text
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+        with pytest.raises(RekindleError, match=f"is malformed: .*{message}") as error:
+            read(Cluster.connect(), "run", *arguments)
+    assert len(error.value.lines) == 1
+
+
 def test_a_pod_explains_a_training_on_a_cluster(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

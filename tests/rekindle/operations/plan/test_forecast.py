@@ -21,6 +21,7 @@ from rekindle.local.services.services import Services
 from rekindle.local.services.stored_files import StoredFiles
 from rekindle.operations.plan import releases
 from rekindle.operations.plan.forecast import Forecast, Row, Sources, forecast
+from rekindle.operations.plan.tasks import RUNS, Tree
 from rekindle.storage import Store
 from rekindle.view.plan import as_json, text
 from tests.commands import ROOT
@@ -88,10 +89,11 @@ def record_run(
     name: str,
     nodes: Mapping[str, tuple[float, float]],
     phase: str = "Succeeded",
+    parameters: Mapping[str, str] | None = None,
 ) -> None:
     """Write the journal of a run whose successful nodes (by path) have a start and an end, in
     seconds."""
-    workflow = read.workflow(manifest, {})
+    workflow = read.workflow(manifest, parameters or {})
     workflow["metadata"]["name"] = name
     files = RunFiles(home, name)
     files.create(workflow)
@@ -221,6 +223,28 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
     )
     assert "compares its data" in scheduled
     assert "compares its data" not in by_hand
+
+
+@pytest.mark.parametrize(
+    "cached", ["[]", "{", '{"train": {"at": ["x"]}}', '{"train": "", "prepare": {}}']
+)
+def test_a_malformed_former_run_is_passed_over_with_a_note(
+    tmp_path: Path, s3: Store, cached: str
+) -> None:
+    record_run(tmp_path, digits(), "digits-good", {"train": (0, 60)})
+    parameters = {"cached": cached}
+    record_run(tmp_path, digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
+    plan = forecast(Sources(tmp_path, None), digits(), {})
+    assert rows(plan)["train"].time.runs == 1
+    assert plan.former_runs == ["digits-good"]
+    (note,) = plan.notes
+    assert note.startswith("the run digits-bad is not compared: ")
+    assert "`cached`" in note
+
+
+def test_a_row_of_the_user_s_own_parameter_is_not_a_cached_task(tmp_path: Path) -> None:
+    tree = Tree(digits(), '{"prepare": "x", "train": 1}')
+    assert {leaf.status for leaf in tree.leaves() if leaf.name in ("prepare", "train")} == {RUNS}
 
 
 @pytest.mark.slow
