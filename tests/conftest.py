@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,12 @@ CREWS = {
         "tests/chaos/",
     ),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
+    # these tests share the manifests of all configs
+    "manifests": (
+        "tests/test_scan.py",
+        "tests/pipelines/test_config_files.py",
+        "tests/rekindle/blocks/manifest/test_quoting.py",
+    ),
     # these tests share a dataset and two models, which each process creates once
     "fraud": (
         *(
@@ -100,9 +107,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow_cases(items)
     order = {name: index for index, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow, except the first N of `@pytest.mark.fast_cases(N)`."""
+    counts = Counter[str]()
+
+    for item in items:
+        marker = item.get_closest_marker("fast_cases")
+        if marker is None or item.get_closest_marker("slow"):
+            continue
+
+        test = item.nodeid.partition("[")[0]
+        counts[test] = counts[test] + 1
+        if counts[test] > marker.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

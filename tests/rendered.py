@@ -3,18 +3,20 @@ the platform.
 
 for manifest in rendered(): ...     the objects, with a value in place of each tag of Argo
 for pod in rendered_pods(): ...     the pods of steps and jobs, as Pods
+for name, workflow in workflows(): ...   the manifests of the configs, with the tags
 """
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 import yaml
 
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.manifest.config import load_config
-from rekindle.blocks.manifest.render import render_manifest
+from rekindle.blocks.manifest.render import Kind, render_manifest
 from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
 from tests.commands import ROOT
@@ -122,12 +124,27 @@ def _everything() -> Iterator[Manifest]:
     for settings in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
         yield from (kind.manifest for kind in kinds(**settings).values())
 
+    for _, manifest in workflows():
+        yield from (*_applied(manifest), manifest)
+
+
+@cache
+def workflows() -> list[tuple[str, Manifest]]:
+    """Return the manifests of all kinds of every config and of its variants, each with a label.
+
+    Rendering all of them takes many seconds, so the tests of a process share them.
+    """
     configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
-    for name, settings in (*configs, *VARIANTS):
-        config = load_config(ROOT / "configs" / name, settings, environment={}).config
-        for kind in ("workflow", "template", "cron") if config.schedule else ("workflow",):
-            manifest = render_manifest(config, kind)
-            yield from (*_applied(manifest), manifest)
+    return [
+        each for name, settings in (*configs, *VARIANTS) for each in render_kinds(name, settings)
+    ]
+
+
+def render_kinds(name: str, settings: list[str]) -> list[tuple[str, Manifest]]:
+    """Return the manifests of a config, each with the label `NAME SETTINGS KIND`."""
+    config = load_config(ROOT / "configs" / name, settings, environment={}).config
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return [(" ".join([name, *settings, kind]), render_manifest(config, kind)) for kind in kinds]
 
 
 def _applied(workflow: Manifest) -> Iterator[Manifest]:

@@ -109,6 +109,15 @@ HERA = ("pipelines.", "rekindle.blocks.")
 
 
 # modules in whose lists `git` is a kind of artifact of Argo
+# names that a module declares, and others import: labels, tags, Secrets, environment variables,
+# files
+SHARED_NAMES = (
+    r"[a-z.-]+\.(io|dev|org)/[\w-]+",
+    r"(rekindle|mlflow)\.\w+",
+    r"rekindle-\w+",
+    r"(REKINDLE|POD|S3|MLFLOW_TRACKING|NOTIFY|KUBERNETES|AWS_(ACCESS|SECRET))_\w+",
+    r"[\w-]+\.(json|jsonl|safetensors|db)",
+)
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
@@ -296,6 +305,34 @@ def test_only_one_module_writes_json():
     }
 
     assert modules == {"argolocal.common.json_text"}
+
+
+def texts(tree: ast.Module) -> set[str]:
+    """Return the texts of a module, without docstrings and the texts of f-strings."""
+    others = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr | ast.JoinedStr)
+        for part in ast.iter_child_nodes(node)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others
+    }
+
+
+@pytest.mark.parametrize("shared", SHARED_NAMES)
+def test_a_shared_name_is_written_in_one_module(shared: str):
+    """The other modules import the constant, so that a name is never changed in one place only."""
+    pattern = re.compile(shared)
+    modules: dict[str, list[str]] = {}
+    for module, tree in product().items():
+        for text in texts(tree):
+            if pattern.fullmatch(text) and text not in trees():
+                modules.setdefault(text, []).append(module)
+
+    assert {text: names for text, names in modules.items() if len(names) > 1} == {}
 
 
 def test_exit_codes_have_names():

@@ -135,7 +135,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
         first = FirstRun(typed, "")
         running = pool.submit(typed, RECIPES["make run"])
-        while not wait([running], timeout=2).done:  # an observation costs half a second of a core
+        while not wait([running], timeout=4).done:  # an observation costs half a second of a core
             first.observe(existing_paths)
 
         done = running.result()

@@ -17,7 +17,7 @@ DATA = "the published data of the Fraud Detection Handbook"
 class Program:
     """A benchmark.
 
-    `smallest`: flags of its shortest run. `slow`: this run takes more than 15 seconds.
+    `smallest`: flags of its shortest run. `slow`: this run takes more than 3 seconds.
     `needs`: what the whole benchmark needs in addition to this machine, or "".
     """
 
@@ -33,16 +33,16 @@ PROGRAMS = (
     Program("benchmarks.startup", ("--runs=1",)),
     Program("benchmarks.runner", slow=True),
     Program("benchmarks.lint", ("--runs=1", "--tasks=20")),
-    Program("benchmarks.prepare", ("--cards=100", "--repeats=1")),
+    Program("benchmarks.prepare", ("--cards=100", "--repeats=1"), slow=True),
     Program("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
-    Program("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick")),
+    Program("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick"), slow=True),
     Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
     Program(
         "benchmarks.loading",
         ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"),
         slow=True,
     ),
-    Program("benchmarks.scale", ("--members=8", "--runs=2")),
+    Program("benchmarks.scale", ("--members=8", "--runs=2"), slow=True),
     Program("benchmarks.serving", ("--models", "digits", "--seconds=0.5"), slow=True),
     Program("benchmarks.flood", ("--seconds=0.5",), slow=True),
     Program("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),

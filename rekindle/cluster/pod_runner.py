@@ -11,7 +11,7 @@ from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
-from rekindle.object_labels import PART_OF_REKINDLE
+from rekindle.kubernetes_names import PART_OF_REKINDLE
 
 PULL_FAILURE_REASONS = (
     *(

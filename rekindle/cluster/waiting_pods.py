@@ -18,7 +18,7 @@ from rekindle.cluster import queue
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster, Object, Resource
 from rekindle.cluster.workflows import spec_of
-from rekindle.object_labels import INSTANCE_LABEL
+from rekindle.kubernetes_names import INSTANCE_LABEL
 
 EVENTS = Resource("v1", "events")
 # reasons of events of controllers that could not create a pod

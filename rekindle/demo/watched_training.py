@@ -25,6 +25,7 @@ from argolocal.controllers.memory_volumes import shared_memory
 from argolocal.controllers.pod_process import Pod
 from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import port_of
 from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
@@ -51,7 +52,7 @@ class DemoCluster(LocalCluster):
         return self.services.store_environment()
 
     def secret(self, name: str) -> dict[str, str]:
-        if name == "rekindle-s3":
+        if name == STORE_SECRET:
             return self.services.credentials()
         return super().secret(name)
 

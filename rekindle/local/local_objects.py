@@ -2,7 +2,7 @@
 
 from argolocal.controllers.kubectl import Object, apply_patch
 from argolocal.runner.cluster import LocalCluster
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 
 
 class LocalObjects:

@@ -11,7 +11,7 @@ from argolocal.common.json_text import to_json
 from argolocal.view.summary import Status, outputs
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
-from rekindle.release.serve_config import TOKENS
+from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 NOT_RELEASED = 3
 ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
@@ -54,7 +54,7 @@ def parameters(status: Status) -> dict[str, str]:
 
 def needs_token(workflow: Mapping[str, Any]) -> bool:
     """Return True if the model servers of a run need a token."""
-    return f'"{TOKENS}"' in to_json(workflow)
+    return f'"{REKINDLE_TOKEN}"' in to_json(workflow)
 
 
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from rekindle import tracking
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
+from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
 from rekindle.names import show
-from rekindle.object_labels import INSTANCE_LABEL, NAME_LABEL
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store

@@ -12,10 +12,12 @@ from typing import Any
 
 from argolocal.common.files import check_space, write_atomically
 from argolocal.common.json_text import to_json
-from rekindle.cache.folder import CACHE, cache_folder, own_folder
+from rekindle.cache.folder import cache_folder, own_folder
 from rekindle.content import hashes
 from rekindle.content.dataset import FILES, files_below, verify_dataset
+from rekindle.content.dataset_record import DATASET
 from rekindle.errors import ConfigError, DataError, RekindleError, say
+from rekindle.kubernetes_names import REKINDLE_CACHE
 from rekindle.names import Digest
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
@@ -93,7 +95,9 @@ def _stamp(folder: Path) -> str:
 
 def _download(store: Store, prefix: str, target: Path) -> None:
     size = sum(entry.size for entry in store.list(prefix.rstrip("/") + "/"))
-    check_space("the dataset", size, target.parent, f"free space, or set {CACHE} to a larger disk.")
+    check_space(
+        "the dataset", size, target.parent, f"free space, or set {REKINDLE_CACHE} to a larger disk."
+    )
 
     try:
         store.download(prefix.rstrip("/") + "/", target)
@@ -102,10 +106,10 @@ def _download(store: Store, prefix: str, target: Path) -> None:
     except OSError as error:
         raise RekindleError(
             f"cannot store the dataset in {target.parent} ({error}): free some space, or set"
-            f" {CACHE} to a larger disk."
+            f" {REKINDLE_CACHE} to a larger disk."
         ) from error
 
-    if not (target / "dataset.json").exists():
+    if not (target / DATASET).exists():
         raise DataError(
             f"{store.uri(prefix)} is not a dataset: dataset.json is missing. Run the step prepare"
             " again."

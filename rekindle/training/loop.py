@@ -9,7 +9,8 @@ from safetensors.torch import save
 
 from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
-from rekindle.documents import describe_model
+from rekindle.content.weights import WEIGHTS
+from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
 from rekindle.project import user_exceptions
@@ -219,7 +220,7 @@ class Training:
         sha256 = weights_sha256(tensors)
 
         if not self.paused:
-            self.put("model.safetensors", save(tensors))
+            self.put(WEIGHTS, save(tensors))
             self.put(CURVE, self.curve.dump())
 
         # closed before model.json exists: afterwards the processes may be killed at any moment
@@ -250,7 +251,7 @@ class Training:
 
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
 
-        self.put("model.json", describe_model(description))
+        self.put(MODEL_FILE, describe_model(description))
 
         action = "paused after" if self.paused else "trained"
         say(f"{action} {self.state.updates} steps: model {sha256}")

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from argolocal.common.terminal import with_controls
+from argolocal.common.terminal import without_escapes
 from argolocal.common.wording import visible
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
@@ -34,7 +34,7 @@ from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.documents import Document, parse
-from rekindle.object_labels import INSTANCE_LABEL
+from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
@@ -284,7 +284,7 @@ class Logs:
                 self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
-                with_controls(self.out).write(
+                without_escapes(self.out).write(
                     f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n"
                 )
             self.out.flush()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
@@ -137,7 +137,7 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     if job.phase == "Waiting":
         outcome = "has not started"
     else:
-        outcome = f"{job.phase.lower()} after {duration(job.seconds)}"
+        outcome = f"{job.phase.lower()} after {format_duration(job.seconds)}"
 
     pods = ", ".join(f"{role} {count}" for role, count in counts.items())
     words = f"{job.task}: {job.kind} ({pods}) {outcome}."

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.view import runs
 from rekindle.operations.plan.forecast import Forecast, Row
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
@@ -72,9 +72,9 @@ def _limit(names: list[str]) -> list[str]:
 
 
 def _spread(seconds: float, low: float, high: float) -> str:
-    text = duration(seconds)
-    shortest = duration(low)
-    longest = duration(high)
+    text = format_duration(seconds)
+    shortest = format_duration(low)
+    longest = format_duration(high)
     if shortest == longest:
         return text
     return f"{text} ({shortest} – {longest})"

@@ -14,6 +14,7 @@ from tests.chaos.stage import Stage
 from tests.rekindle.training.crew import Crew, flags
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(launcher=True))
 def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:

@@ -10,6 +10,7 @@ from tests.chaos.schedule import DEFAULT_SEEDS, RECIPES, Schedule, required_cove
 from tests.chaos.watch import Watch
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(launcher=False))
 def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:

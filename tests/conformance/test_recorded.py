@@ -13,8 +13,9 @@ from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.available}
 BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
-# manifests that take 5 seconds and more
+# manifests that take 2 seconds and more
 SLOW = {
+    *("deadline-template", "deadline-wf", "retry-backoff", "retried-error", "semaphore", "suspend"),
     *("panic-beside-a-pod", "trap-exit-after-deadline", "trap-failfast", "trap-template-failfast"),
     *("random-3-029", "random-13-025", "random-21-122", "random-22-067", "random-27-067"),
 }

@@ -32,7 +32,7 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
 from rekindle.step import flag, load
 from rekindle.training.cost.prices import FILE, Prices
-from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
+from tests.commands import DOCUMENTS, README, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
 GROUPS = {"rekindle": commands, "argolocal": argolocal_cli.commands}
@@ -102,7 +102,25 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def tries_a_workload(block: Block) -> bool:
+    """Return True if a command of the block starts a process that loads torch and a workload."""
+    return any(
+        command.startswith(("rekindle check", "rekindle lint")) for command in block.commands
+    )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(
+            block,
+            id=str(block),
+            # the README has a fast one
+            marks=pytest.mark.slow if block.document != README and tries_a_workload(block) else (),
+        )
+        for block in BLOCKS
+    ],
+)
 def test_a_code_block_of_the_docs_works(block: Block, folder: Path) -> None:
     check = CHECKS.get(block.language)
     assert check, (

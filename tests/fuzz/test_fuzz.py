@@ -49,6 +49,7 @@ def test_fuzzing_takes_the_requested_time_for_any_number_of_targets() -> None:
         assert len({(name, first) for name, first, _ in pieces}) == len(pieces)
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_with_its_cases_per_parser(tmp_path: Path) -> None:
     record = tmp_path / "fuzz.md"
     command = [sys.executable, "-m", "tests.fuzz", "--seconds=2", "--seed=7", f"--record={record}"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from argolocal import validate
-from rekindle.blocks.manifest.config import load_config
-from rekindle.blocks.manifest.render import Kind, render_manifest
+from rekindle.blocks.manifest.render import Kind
+from tests.rendered import workflows
 
 ROOT = Path(__file__).parents[2]
 KINDS: list[Kind] = ["workflow", "template", "cron"]
@@ -16,18 +16,17 @@ KINDS: list[Kind] = ["workflow", "template", "cron"]
     "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name
 )
 def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: Path):
-    config = load_config(file, environment={}).config
+    manifests = dict(workflows())
     for kind in KINDS:
-        assert [
-            found for found in validate.lint(render_manifest(config, kind)) if found.rule != "image"
-        ] == []
+        findings = validate.lint(manifests[f"{file.name} {kind}"])
+        assert [found for found in findings if found.rule != "image"] == []
 
 
 @pytest.mark.parametrize(
     "name", ["demo", "sweep", "nightly", "mpi", "trees", "finetuning", "refresh", "approval"]
 )
 def test_a_release_keeps_the_digest_of_the_raw_data(name: str):
-    manifest = render_manifest(load_config(ROOT / f"configs/{name}.yaml", environment={}).config)
+    manifest = dict(workflows())[f"{name}.yaml workflow"]
     tasks = (
         task
         for template in manifest["spec"]["templates"]

@@ -156,12 +156,15 @@ READERS: list[tuple[str, Any, Callable[[Objects], None]]] = [
 ]
 
 
+# every field has 14 wrong versions: a step of 13 takes one of each, and mostly another kind of it
+STEP = 13
 IDS = [f"{key} {read.__name__}" for key, _, read in READERS]
 
 
+@pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("key", "document", "read"), READERS, ids=IDS)
 def test_every_field_of_a_document_is_validated_where_it_is_read(
-    objects: Objects, key: str, document: Any, read: Callable[[Objects], None]
+    objects: Objects, key: str, document: Any, read: Callable[[Objects], None], step: int
 ) -> None:
     for other, content in STUDY.items() if key.startswith("NAME/search") else ():
         objects.store.put(f"{objects.name}/search/{other}", json.dumps(content).encode())
@@ -171,7 +174,7 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
     read(objects)
     rejected = 0
 
-    for data in mutations(document):
+    for data in list(mutations(document))[::step]:
         objects.store.put(key, data)
         try:
             read(objects)

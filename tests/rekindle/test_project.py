@@ -244,6 +244,7 @@ def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")
 
 
+@pytest.mark.slow
 def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Path) -> None:
     here = write_project(tmp_path / "here", packages=False)
     other = write_project(tmp_path / "other", packages=False)

@@ -147,6 +147,7 @@ def run_step(project: Path, body: str, **environment: str) -> Any:
     return subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=60)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [

@@ -216,6 +216,7 @@ def test_a_workload_function_with_wrong_arguments_is_rejected(
         load_workload("tests.rekindle.training.recipes")
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [

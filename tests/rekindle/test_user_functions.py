@@ -312,7 +312,11 @@ TRAINING = ("dataset", "length", "batch", "model", "loss", "optimizer", "schedul
     ("function", "program"),
     [
         *((name, program) for name, (_, program) in STEPS.items()),
-        *((name, run_server) for name in ("model", "Instance", "predict")),
+        ("model", run_server),
+        *(
+            pytest.param(name, run_server, marks=pytest.mark.slow)
+            for name in ("Instance", "predict")
+        ),
     ],
 )
 def test_an_exception_ends_the_step_with_its_line_and_without_a_retry(

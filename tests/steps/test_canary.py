@@ -112,6 +112,7 @@ def test_a_canary_that_fails_every_third_request_is_rolled_back(
 
 
 # a server of an earlier release does not know its Deployment
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", ["old", ""])
 def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
     s3: Store, monkeypatch: pytest.MonkeyPatch, deployment: str
@@ -135,6 +136,7 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
         assert result == "passed"
 
 
+@pytest.mark.slow
 def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
@@ -151,6 +153,7 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
     assert "verdict" not in tags
 
 
+@pytest.mark.slow
 def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, Running]) -> None:
     result, _ = run_canary(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
     assert "answered 0 requests, the champion 0: too few for a comparison" in result
@@ -189,6 +192,7 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
     assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"
 
 
+@pytest.mark.slow
 def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> None:
     release(s3, prefix_of("canary-9"), version="9")
     with Running(f"--model={prefix_of('canary-9')}") as server:
@@ -200,6 +204,7 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
     assert side.crashes == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_crashes_during_its_canary_is_detected(
     servers: dict[str, Running], s3: Store
 ) -> None:

@@ -209,6 +209,7 @@ return Prepared(rows=data.count)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_server")
 def test_a_shrinking_window_is_a_warning_for_any_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +239,7 @@ return Prepared(rows=len(rows))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_server")
 def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch

@@ -155,6 +155,7 @@ def report_run(
     return client().get_run(run_id)
 
 
+@pytest.mark.slow
 def test_the_run_shows_how_workers_spent_their_time(
     mlflow_server: str, s3: Store, tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     assert json.loads((folder / "summary.json").read_text())["cost"]["currency"] == "USD"
 
 
+@pytest.mark.slow
 def test_the_run_shows_why_a_training_was_aborted(mlflow_server: str, s3: Store) -> None:
     run = report_run(s3, VERDICT, failures=json.dumps(FAILURE))
     assert run.data.tags["rekindle.failures"].startswith(

@@ -123,6 +123,7 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
     assert sha256(s3, "term") == undisturbed
 
 
+@pytest.mark.slow
 def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
@@ -173,6 +174,7 @@ def test_training_continues_without_its_coordinator(
     assert sha256(s3, "headless") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
@@ -218,6 +220,7 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     assert coordinator.code() == 78, coordinator.said()
 
 
+@pytest.mark.slow
 def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, s3: Store) -> None:
     argv = flags("refused", workers=1, max_workers=2)
     coordinator = crew.coordinator(argv)
@@ -231,6 +234,7 @@ def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, 
     assert coordinator.code() == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> None:
     argv = flags("fails", workers=1)
     coordinator = crew.coordinator(argv)
@@ -244,6 +248,7 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     assert re.search(line, coordinator.said())
 
 
+@pytest.mark.slow
 def test_a_model_with_a_buffer_that_cannot_be_averaged_ends_the_run(crew: Crew) -> None:
     argv = [*flags("hoarding", workers=1, steps=10**6), '--model={"hoarding": true}']
     coordinator = crew.coordinator(argv)
@@ -253,6 +258,7 @@ def test_a_model_with_a_buffer_that_cannot_be_averaged_ends_the_run(crew: Crew) 
     assert 'changes its buffer "seen"' in coordinator.said()
 
 
+@pytest.mark.slow
 def test_model_and_checkpoints_of_another_run_are_not_overwritten(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
@@ -330,6 +336,7 @@ def test_torchruns_environment_gives_the_same_weights(
     assert sha256(s3, "environment") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_does_not_delay_the_others(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("frozen", workers=3, silence_seconds=1)
     coordinator = crew.coordinator(argv)
@@ -343,6 +350,7 @@ def test_a_frozen_worker_does_not_delay_the_others(crew: Crew, s3: Store, undist
     assert sha256(s3, "frozen") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:

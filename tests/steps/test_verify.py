@@ -196,6 +196,7 @@ def release_shaky(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -226,6 +227,7 @@ def test_a_prediction_that_depends_on_its_batch_is_not_promoted(
     assert tracking.champion(inputs["name"]) is None
 
 
+@pytest.mark.slow
 def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(
     s3: Store, tmp_path: Path
 ) -> None:
@@ -374,6 +376,7 @@ def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
     )
 
 
+@pytest.mark.slow
 def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped_nor_deleted(
     changed: verify.Inputs, capsys: pytest.CaptureFixture[str]
 ) -> None:

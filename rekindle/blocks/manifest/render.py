@@ -18,6 +18,7 @@ import yaml
 
 from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT_BOOLEAN
+from argolocal.manifest.allowed_values import API_VERSION
 from rekindle import project
 from rekindle.blocks.manifest.provenance import (
     PROVENANCE,
@@ -125,7 +126,7 @@ def _cron(config: "Config") -> Manifest:
     metadata = {"name": config.name, **run_metadata, **namespace}
 
     return {
-        "apiVersion": "argoproj.io/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
         "metadata": metadata,
         "spec": spec,

@@ -161,8 +161,9 @@ class Repository:
 
     def _reject_special_attributes(self, entries: Iterable[IndexEntry]) -> None:
         """Raise GitError if a file of attributes that git reads is a FIFO or a device."""
-        folders = {parent for entry in entries for parent in Path(entry.name).parents}
-        for folder in folders:
+        folders = {os.path.dirname(entry.name) for entry in entries}
+        parents = {parent for folder in folders for parent in Path(folder, "file").parents}
+        for folder in parents:
             path = self.top / folder / ".gitattributes"
             # git does not follow a link of this name
             if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
@@ -177,8 +178,11 @@ class Repository:
         its repository has files that git would wait for."""
         has_moved = False
         for entry in entries:
+            if entry.mode != GITLINK:
+                continue
+
             folder = self.top / entry.name
-            if entry.mode == GITLINK and (folder / ".git").exists():
+            if (folder / ".git").exists():
                 with open_repository(folder) as submodule:
                     commit = submodule.find_commit("HEAD") if submodule else ""
                 if commit != entry.object_id:
@@ -366,16 +370,15 @@ def _reject_special_files(path: Path, limit: int | None = None) -> None:
 
     with os.scandir(path) as listing:
         for entry in listing:
-            child = Path(entry.path)
             if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
-                _reject_special_files(child, limit)
+                _reject_special_files(Path(entry), limit)
             elif not entry.is_file(follow_symlinks=False):
-                raise GitError(_refusal(child, "not a regular file"))
+                raise GitError(_refusal(entry.path, "not a regular file"))
             elif limit is not None and entry.stat().st_size > limit:
-                raise GitError(_refusal(child, f"a reference of more than {limit:,} bytes"))
+                raise GitError(_refusal(entry.path, f"a reference of more than {limit:,} bytes"))
 
 
-def _refusal(path: Path, reason: str) -> str:
+def _refusal(path: Path | str, reason: str) -> str:
     return f"{path} is {reason}, which is not read: clone the repository again."
 
 

@@ -17,7 +17,7 @@ from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.release.serve_config import ServeConfig
 from rekindle.step import to_text
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, Object, require_single_container
 from argolocal.controllers.memory_volumes import memory_volume, shared_memory
 from argolocal.controllers.pod_process import Pod, terminate_all
 from argolocal.errors import describe
@@ -73,7 +73,7 @@ class TrainingJobs(Controller):
             )
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
-            sole_container(replica["template"]["spec"], f"{label}: {role}")
+            require_single_container(replica["template"]["spec"], f"{label}: {role}")
 
     def apply(self, obj: Object) -> Object:
         """Apply the job, at another port if a program has taken the job's default port from all

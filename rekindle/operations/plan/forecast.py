@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from argolocal.manifest import read as manifests
+from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.resolve import find_in, store_templates
 from argolocal.manifest.shape import shape_errors
 from rekindle import project
@@ -33,9 +34,7 @@ NO_CACHE = Reason("the cache is not used")
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": TEMPLATES,
-    "ClusterWorkflowTemplate": Resource(
-        "argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False
-    ),
+    "ClusterWorkflowTemplate": Resource(API_VERSION, "clusterworkflowtemplates", namespaced=False),
     "ConfigMap": Resource("v1", "configmaps"),
 }
 

@@ -16,7 +16,7 @@ from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name

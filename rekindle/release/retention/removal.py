@@ -122,7 +122,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
     if run_id and item.keep_mlflow:
-        tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
+        tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
     elif run_id:
         for each in (*listing.trials(run_id, run), run_id):
             delete_record(each)
@@ -179,6 +179,9 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
             request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
 
+    tracking.remove_duplicates(
+        release.model, release.prefix, store.uri(release.prefix), version["version"]
+    )
     # registered since the decision, for the same files
     if not listing.has_other_version(store, release):
         _remove_files(store, release, [obj.key for obj in objects])

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.kubernetes_names import POD_NAME
 
 SLOTS = 3  # number of slots in a file
 PAGE = 4096  # bytes of a memory page
@@ -72,7 +73,7 @@ def worker_name() -> str:
         local = os.environ.get("LOCAL_RANK", "0")
     else:
         local = "0"
-    return (os.environ.get("POD_NAME") or socket.gethostname()) + (
+    return (os.environ.get(POD_NAME) or socket.gethostname()) + (
         "" if local == "0" else f"/{local}"
     )
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import CodeError, RekindleError, RunAborted, StorageError, TrackingError
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.launch import signals
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     os.setsid()
 
     os.environ["LOCAL_RANK"] = str(index)
-    if index and (name := os.environ.get("POD_NAME")):
-        os.environ["POD_NAME"] = f"{name}/{index}"
+    if index and (name := os.environ.get(POD_NAME)):
+        os.environ[POD_NAME] = f"{name}/{index}"
 
     slot.attach()
     code = 1

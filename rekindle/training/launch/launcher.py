@@ -41,8 +41,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import exit_codes, linux
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
@@ -152,7 +153,7 @@ class Launcher:
         linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
         self.signals = signal_pipe
         self.cgroup = Memory()
-        name = os.environ.get("POD_NAME") or socket.gethostname()
+        name = os.environ.get(POD_NAME) or socket.gethostname()
         self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills = self.cgroup.count_oom_kills()
@@ -384,7 +385,7 @@ def count_workers() -> int:
     ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     if text.isdecimal():
-        number = whole_number("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
+        number = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
     else:
         # words of torchrun, such as auto
         number = 1
@@ -433,7 +434,7 @@ def main(argv: list[str]) -> int:
     except RekindleError as error:
         from rekindle.step import fail
 
-        _report(os.environ.get("POD_NAME") or socket.gethostname(), str(error), error.exit_code)
+        _report(os.environ.get(POD_NAME) or socket.gethostname(), str(error), error.exit_code)
         return fail(error)
 
     if code in OBSOLETE_SNAPSHOT_CODES:

@@ -19,12 +19,12 @@ import time
 from http.client import HTTPConnection, HTTPException
 
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from rekindle.errors import say
+from rekindle.kubernetes_names import REKINDLE_NOTICE
 
 # environment variable with the cloud (`aws` or `azure`) and, after a space, an address that
 # replaces METADATA_ADDRESS
-VARIABLE = "REKINDLE_NOTICE"
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0
@@ -32,7 +32,7 @@ REQUEST_TIMEOUT_S = 1.0
 
 def is_announced() -> bool:
     """Return True if this node is about to be interrupted."""
-    cloud, _, address = os.environ.get(VARIABLE, "").partition(" ")
+    cloud, _, address = os.environ.get(REKINDLE_NOTICE, "").partition(" ")
     try:
         return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](
             address or METADATA_ADDRESS
@@ -43,8 +43,8 @@ def is_announced() -> bool:
 
 def watch() -> None:
     """Start the polling process, if REKINDLE_NOTICE is set."""
-    if os.environ.get(VARIABLE):
-        command = python("-m", "rekindle.training.launch.notice")
+    if os.environ.get(REKINDLE_NOTICE):
+        command = python_command("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 

@@ -16,11 +16,11 @@ import threading
 import time
 
 from argolocal.common import exit_codes
-from argolocal.common.environment import seconds
+from argolocal.common.environment import read_seconds
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import say
+from rekindle.kubernetes_names import REKINDLE_GRACE
 
-GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
 DEFAULT_GRACE = 30.0  # of Kubernetes
 # shares of these seconds that the launcher and its workers may use
 LAUNCHER_SHARE = 0.95
@@ -33,7 +33,9 @@ _deadline = math.inf
 
 def grace() -> float:
     """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
-    return seconds(GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds.")
+    return read_seconds(
+        REKINDLE_GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds."
+    )
 
 
 def seconds_left() -> float:

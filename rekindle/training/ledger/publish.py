@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from rekindle import tracking
 from rekindle.errors import say
 from rekindle.training.ledger.ledger_summary import Summary
 
@@ -31,12 +32,13 @@ def metrics(summary: Summary, prefix: str) -> dict[str, float]:
 
 def tags(summary: Summary) -> dict[str, Any]:
     """Return the tags `rekindle....` for filtering runs."""
-    return {
-        "rekindle.preemptions": summary.preemptions,
-        "rekindle.steps_repeated": summary.repeated,
-        "rekindle.workers": len(summary.intervals),
-        "rekindle.device": summary.run.get("device", "unknown"),
+    values = {
+        "preemptions": summary.preemptions,
+        "steps_repeated": summary.repeated,
+        "workers": len(summary.intervals),
+        "device": summary.run.get("device", "unknown"),
     }
+    return {f"{tracking.PREFIX}{name}": value for name, value in values.items()}
 
 
 def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.errors import ConfigError, RekindleError, RunAborted, say
+from rekindle.kubernetes_names import POD_IP, POD_NAME
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import (
     MAX_TEXT,
@@ -47,7 +48,7 @@ class Client:
         self.run_complete = run_complete
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
-        self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+        self.name = os.environ.get(POD_NAME) or f"{socket.gethostname()}-{os.getpid()}"
         self.address = ""  # address of this worker in the coordinator's network
         self.step = -1
         self.is_busy = False  # True while this worker does work other than steps
@@ -355,7 +356,7 @@ def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
     OSError."""
     secret = handshake.run_secret()
     # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
-    connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
+    connection = socket.create_connection(coordinator, timeout, (os.environ.get(POD_IP, ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a peer that lost its network does not close the connection: close it if data stays
     # unacknowledged for 10,000 ms

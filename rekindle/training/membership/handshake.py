@@ -19,9 +19,9 @@ import socket
 from typing import Any
 
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import REKINDLE_SECRET
 from rekindle.training.membership.protocol import encode
 
-VARIABLE = "REKINDLE_SECRET"  # environment variable of every process of a run
 MIN_SECRET_LENGTH = 32  # minimum number of characters
 MAX_LINE = 512  # maximum number of bytes of a handshake message
 TIMEOUT_S = 5.0  # time limit for the worker's proof
@@ -29,13 +29,13 @@ TIMEOUT_S = 5.0  # time limit for the worker's proof
 
 def run_secret() -> bytes:
     """Return the secret of this run. Raises ConfigError."""
-    secret = os.environ.get(VARIABLE, "")
+    secret = os.environ.get(REKINDLE_SECRET, "")
     if len(secret) < MIN_SECRET_LENGTH:
         raise ConfigError(
-            f"{VARIABLE} is {'too short' if secret else 'not set'}: the workers and the coordinator"
-            " of a run authenticate each other with it. Render the manifest again, which creates a"
-            f" Secret for each run; or set it to the same {MIN_SECRET_LENGTH} or more random"
-            " characters in all processes of the run."
+            f"{REKINDLE_SECRET} is {'too short' if secret else 'not set'}: the workers and the"
+            " coordinator of a run authenticate each other with it. Render the manifest again,"
+            f" which creates a Secret for each run; or set it to the same {MIN_SECRET_LENGTH} or"
+            " more random characters in all processes of the run."
         )
     return secret.encode()
 
@@ -94,7 +94,8 @@ def _read_line(connection: socket.socket) -> bytes:
         data = connection.recv(MAX_LINE)
         if not data:
             raise ConnectionError(
-                f"connection closed during the handshake: is {VARIABLE} the same on both sides?"
+                f"connection closed during the handshake: is {REKINDLE_SECRET} the same on both"
+                " sides?"
             )
         line += data
         if len(line) > MAX_LINE:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, NotFound, RekindleError
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Lease:
         )
         self.content = {
             "id": id,
-            "host": os.environ.get("POD_NAME") or socket.gethostname(),
+            "host": os.environ.get(POD_NAME) or socket.gethostname(),
             "identity": self.identity,
         }
         self.store: Store | None = None

@@ -19,7 +19,6 @@ from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
 from rekindle.training.membership.state_machine import Membership
 
 # environment variable: the port; without this variable, no metrics are served
-VARIABLE = "REKINDLE_METRICS"
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUESTS = 16  # number of simultaneous requests
 MAX_REQUEST_BYTES = 16 << 10

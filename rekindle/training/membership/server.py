@@ -35,11 +35,12 @@ import uuid
 from typing import Any, NoReturn, cast
 
 from argolocal.common import exit_codes
-from argolocal.common.environment import MAX_PORT, seconds, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer, read_seconds
 from rekindle.errors import RekindleError, StorageError, say
+from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRICS
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
-from rekindle.training.membership import handshake, metrics_endpoint
+from rekindle.training.membership import handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.messages import parse
@@ -50,7 +51,6 @@ from rekindle.training.membership.state_machine import Membership
 from rekindle.training.spec import TrainingSpec
 
 # environment variable: seconds that the workers may train; time that they wait does not count
-DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
 LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
 # maximum number of connections that have not authenticated yet, in addition to one per worker;
@@ -72,7 +72,9 @@ class Coordinator:
         self.reusable = ReusableModel(spec)
         self.has_checked_reuse = False
         self.trained_seconds = 0.0
-        self.max_seconds = seconds(DEADLINE, math.inf, "Correct it, or unset it for no limit.")
+        self.max_seconds = read_seconds(
+            REKINDLE_DEADLINE, math.inf, "Correct it, or unset it for no limit."
+        )
         self.connections: dict[str, Connection] = {}
         # connection without a proof → deadline of the proof; the oldest first
         self.unverified_connections: dict[Connection, float] = {}
@@ -125,7 +127,7 @@ class Coordinator:
         return code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = whole_number(metrics_endpoint.VARIABLE, 0, 0, MAX_PORT)
+        port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
         # on a loopback address, every local user could read the metrics
         if port and not (host or "").startswith("127."):
             try:
@@ -438,7 +440,7 @@ def main(argv: list[str]) -> int:
     async def serve() -> NoReturn:
         code = 1
         try:
-            code = await Coordinator(spec, secret).run(os.environ.get("POD_IP"), coordinator_port())
+            code = await Coordinator(spec, secret).run(os.environ.get(POD_IP), coordinator_port())
         except RekindleError as error:
             code = fail(error)
         except Exception:

@@ -10,7 +10,8 @@ from torch import nn
 
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
-from rekindle.documents import describe_model
+from rekindle.content.weights import WEIGHTS
+from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import fingerprint, pick_device
@@ -72,7 +73,7 @@ def check_saved(
     saved = build_model(spec, workload, dataset_facts(dataset))
 
     try:
-        saved.load_state_dict(load_file(folder / "model.safetensors"))
+        saved.load_state_dict(load_file(folder / WEIGHTS))
     except RuntimeError as error:
         raise ConfigError(
             f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}"
@@ -154,8 +155,6 @@ def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict
     """Write model.safetensors and model.json, as a training does; return the sha256."""
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "model.safetensors").write_bytes(
-        save({name: value.contiguous() for name, value in tensors.items()})
-    )
-    (out / "model.json").write_bytes(describe_model(description | {"sha256": sha256}))
+    (out / WEIGHTS).write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+    (out / MODEL_FILE).write_bytes(describe_model(description | {"sha256": sha256}))
     return sha256

@@ -183,6 +183,7 @@ def test_the_error_for_a_port_of_another_model_names_that_model(
         kinds["Service"].apply(other)
 
 
+@pytest.mark.slow
 def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -255,6 +256,7 @@ Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
     assert not [command for command in supervisors if str(cluster.home).encode() in command]
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:

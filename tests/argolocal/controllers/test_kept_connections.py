@@ -222,6 +222,7 @@ def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
     assert clients.answers.keys() == {"1", "2"}
 
 
+@pytest.mark.slow
 def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
@@ -246,6 +247,7 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         assert "model-version: 2" in receive(client)
 
 
+@pytest.mark.slow
 def test_an_idle_client_keeps_its_connection_when_its_server_ends(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
@@ -260,6 +262,7 @@ def test_an_idle_client_keeps_its_connection_when_its_server_ends(
         assert "connection: close" not in head
 
 
+@pytest.mark.slow
 def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:

@@ -74,6 +74,7 @@ def command(
     )
 
 
+@pytest.mark.slow
 def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
     tmp_path: Path, environment: dict[str, str]
 ):
@@ -112,6 +113,8 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
             assert answer.read().decode() == f"{name} {python}"
 
 
+@pytest.mark.slow
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)]
 )
@@ -127,7 +130,7 @@ def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     assert "cause   the data of the world are wrong: remove the file." in done.stderr
     (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
     assert log.read_text().count("a server starts") == 1
-    assert f"ended with code {code}, which a restart cannot cure" in log.read_text()
+    assert f"ended with code {code}, which a restart cannot fix" in log.read_text()
     (folder / "wrong").unlink()
     done = command("resume", folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr

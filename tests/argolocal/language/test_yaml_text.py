@@ -80,6 +80,7 @@ def test_a_yaml_bomb_is_rejected_in_one_line_with_the_limit_and_position(name: s
     assert "line " in message or name in ("a long text", "directives")
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("command", "name"),
     [

@@ -111,6 +111,7 @@ def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) ->
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.slow
 def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Path) -> None:
     one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
     main = {

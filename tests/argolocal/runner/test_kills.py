@@ -18,6 +18,7 @@ def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     return Stage(tmp_path_factory.mktemp("kills"), s3_environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [9], ids=lambda seed: f"{Plan.of(seed).name}-{seed}")
 def test_a_run_with_a_killed_runner_has_the_same_outcome(stage: Stage, seed: int) -> None:
     assert stage.play(Plan.of(seed)) == []

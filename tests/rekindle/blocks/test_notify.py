@@ -98,6 +98,7 @@ def run_quick(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
     return typed("rekindle run quick.yaml --yes -o json")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_users_pipeline_sends_a_notification_of_its_failure(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str

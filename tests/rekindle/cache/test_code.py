@@ -274,12 +274,12 @@ def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
     image = "registry.example.com/rekindle@sha256:" + "ab" * 32
     assert code.image_digest(image) == "sha256:" + "ab" * 32
     assert code.image_digest("rekindle:1") == ""
-    monkeypatch.setenv(code.IMAGE, image)
+    monkeypatch.setenv(code.REKINDLE_IMAGE, image)
     local = code.identity(["first"])
     assert local != code.image_digest(image), "outside a pod the image is ignored"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert code.identity(["first"]) == code.image_digest(image)
-    monkeypatch.setenv(code.IMAGE, "rekindle:1")
+    monkeypatch.setenv(code.REKINDLE_IMAGE, "rekindle:1")
     assert code.identity(["first"]) == local
 
 

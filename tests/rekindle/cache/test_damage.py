@@ -79,6 +79,7 @@ def test_a_damaged_artifact_is_computed_again_and_replaced(
     assert "-third/making, computed in" in run_step("fourth")
 
 
+@pytest.mark.slow
 def test_without_the_cache_a_damaged_entry_is_replaced(
     tmp_path: Path, s3: Store, run_step: Callable[..., str]
 ) -> None:

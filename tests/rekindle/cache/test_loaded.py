@@ -127,6 +127,7 @@ def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
     return done.stderr
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("loaded", COMPUTED)
 def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
@@ -138,6 +139,7 @@ def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     assert "cached:" not in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("loaded", COVERED)
 def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
@@ -148,6 +150,7 @@ def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
     assert "cached: outputs of" in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
 def test_a_result_is_not_cached_if_python_does_not_compare_a_compiled_copy_with_its_source(
     mode: py_compile.PycInvalidationMode, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
@@ -161,6 +164,7 @@ def test_a_result_is_not_cached_if_python_does_not_compare_a_compiled_copy_with_
     assert ("cached: outputs of" in again) != is_unchecked
 
 
+@pytest.mark.slow
 def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folder(
     tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_result_is_not_cached_if_a_hook_of_the_start_of_python_has_loaded_own_
     assert "hooks/sitecustomize.py was loaded, but the cache key does not cover it" in said
 
 
+@pytest.mark.slow
 def test_generated_code_and_a_removed_working_directory_do_not_prevent_reuse(
     tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trai
     )
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "artifacts",
     [
@@ -158,6 +159,7 @@ def test_a_training_in_a_group_is_found(s3: Store, trained: str) -> None:
     assert reused_models(s3, manifest, "nested") == {"train": trained}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("loss", ["file", "store", "manifest"])
 def test_a_failure_of_the_look_up_leads_to_a_training(
     s3: Store, trained: str, loss: str, capsys: pytest.CaptureFixture[str]

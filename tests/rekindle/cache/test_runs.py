@@ -85,6 +85,7 @@ def test_another_input_or_no_cache_starts_the_process_of_every_step(run_pipeline
         assert {step["phase"] for step in run_pipeline(*settings)["steps"]} == {"Succeeded"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [{}, {"text": "it's 5", "folder": "x"}])
 def test_an_entry_that_does_not_fit_the_step_is_replaced(
     run_pipeline: Any, s3: Store, outputs: dict[str, str]

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.rekindle.cli.processes import rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
@@ -47,6 +49,7 @@ def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
         assert line in done.stdout
 
 
+@pytest.mark.slow
 def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: Path) -> None:
     (tmp_path / "fraud.yaml").write_text(json.dumps(FRAUD))
     done = rekindle("check", "fraud.yaml", cwd=tmp_path)
@@ -68,6 +71,7 @@ def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: 
     assert "uses only the parameter scheduled-time" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_untrainable_workload_ends_with_exit_code_2(tmp_path: Path) -> None:
     code, sentence = FAULTS["buffer"]
     config = write_config(tmp_path, "buffer", code)

@@ -139,6 +139,7 @@ def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: lis
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: Path):
     arguments = {"parameters": [{"name": "scheduled-time", "value": ""}]}
     plain = write_manifest(tmp_path / "plain.yaml", workflow(("a", "exit 0"), arguments=arguments))
@@ -344,6 +345,7 @@ def test_outputs_of_workflows_without_the_label_of_rekindle_are_not_verdicts(tmp
     assert "verdict" not in done.stdout
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
 def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
     tmp_path: Path, second: str, code: int
@@ -433,6 +435,7 @@ def test_status_and_logs_show_the_steps(tmp_path: Path):
     assert 'Did you mean "four"?' in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
     manifest = json.dumps(workflow(("a", "echo it ran")))
     environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
@@ -458,6 +461,7 @@ def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
         assert "a succeeded" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
     cron = workflow(("a", "true")) | {"kind": "CronWorkflow"}
     cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
@@ -532,6 +536,7 @@ def shared() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -45,7 +45,7 @@ IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]
 @pytest.mark.parametrize(
     ("arguments", "interval"),
     [
-        *((("render", DEMO), 145), (STEP_HELP, 45)),
+        *((("render", DEMO), 290), (STEP_HELP, 45)),
         *(
             pytest.param(arguments, 7, marks=pytest.mark.slow)
             for arguments in (("render", DEMO), STEP_HELP)
@@ -75,6 +75,7 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
     assert interrupted > 3, done.stderr
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "stop"])
 def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how: str):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))

@@ -191,7 +191,14 @@ def test_every_command_is_run_in_a_user_project() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("command", READING_COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    # tests/rekindle/cli/test_check.py has a fast test of `check`, which loads torch
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "check" else name
+        for name in READING_COMMANDS
+    ],
+)
 def test_a_command_that_reads_runs_uses_the_project(project: Project, command: str) -> None:
     for line, pattern in READING_COMMANDS[command]:
         out = project(line.format(run=project.run))
@@ -224,6 +231,7 @@ def test_a_training_is_scaled_while_it_runs(project: Project) -> None:
     assert "only a running training can be scaled" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_suspended_run_is_stopped_and_resumed(project: Project) -> None:
     # this source has been linted above, so the workload is not tried again
     command = [
@@ -291,6 +299,7 @@ def cluster(tmp_path: Path) -> Iterator[ApiServer]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_schedule_is_applied_started_and_deleted(project: Project, cluster: ApiServer) -> None:
     reach = {"KUBECONFIG": str(cluster.kubeconfig), "REKINDLE_DATA__SOURCE": "s3://raw/power.csv"}
     assert "shop" in project(f"schedule {CONFIG}", **reach)

@@ -66,6 +66,8 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     # `trust .rekindle` would be the decision of the user
     "trust": [((), False), (("pyproject.toml",), False)],
 }
+# one command of each way to use a folder; the other commands are tested by `make test-slow`
+FAST = {"run", "status", "config", "plan", "get", "down", "step", "trust", "submit"}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,13 @@ def check_untouched(
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("command", sorted(leaf_commands(commands)))
+@pytest.mark.parametrize(
+    "command",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(leaf_commands(commands))
+    ],
+)
 def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder, command: str):
     manifest = write_manifest(fetched.root.parent / "own.yaml", workflow(("one", "echo one")))
     original = fetched.content()
@@ -157,6 +165,7 @@ def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder,
             assert done.stderr.count("\n") == 1, output
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("--version",), ("status", "--help"), ("no-command",)]
 )
@@ -281,6 +290,7 @@ def test_only_own_and_trusted_homes_are_used(folder: Folder):
     assert rekindle(folder, "down").stdout == "stopped s3\n"
 
 
+@pytest.mark.slow
 def test_a_replaced_home_is_not_used(folder: Folder):
     assert rekindle(folder, "put", "../secret").returncode == 0
     assert rekindle(folder, "down").returncode == 0
@@ -293,6 +303,7 @@ def test_a_replaced_home_is_not_used(folder: Folder):
     assert rekindle(folder, "put", "../secret").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_home_of_another_user_is_not_used(folder: Folder):
     if os.geteuid():
         pytest.skip("needs root")
@@ -306,6 +317,7 @@ def test_a_home_of_another_user_is_not_used(folder: Folder):
     shutil.rmtree(folder.home)
 
 
+@pytest.mark.slow
 def test_a_missing_state_directory_is_an_error_that_names_the_variable(folder: Folder):
     done = rekindle(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
     assert done.returncode == 2

@@ -210,6 +210,7 @@ def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
     assert {"sympy", "numpy", "boto3"} <= {line.partition("==")[0] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
     """The command of the Dockerfile, on two real indexes with different files of the same
     version."""

@@ -198,6 +198,7 @@ def test_compressed_nodes_are_read():
     assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packed",
     [
@@ -284,6 +285,7 @@ def test_unschedule_keeps_a_template_that_no_schedule_has_made(
     assert set(server.objects[f"{ARGO}/workflowtemplates"]) == {"cards"}
 
 
+@pytest.mark.slow
 def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(
     server: ApiServer, cluster: Cluster
 ):

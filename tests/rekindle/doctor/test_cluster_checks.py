@@ -252,6 +252,7 @@ def test_required_versions_match_the_documentation():
     )
 
 
+@pytest.mark.slow
 def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):
     server.webhook = False
     assert "the webhook does not validate jobs" in failures(run_checks())["webhook"]
@@ -328,6 +329,7 @@ def test_a_pod_without_a_result_in_time_is_reported(server: HealthyCluster):
     assert checks["MLflow from a pod"].required
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [1, 9])
 def test_a_pod_is_deleted_even_if_its_creation_was_never_confirmed(
     server: HealthyCluster, answers: int

@@ -26,12 +26,13 @@ from rekindle.mlflow_api import request
 from rekindle.names import RunName
 from rekindle.operations import retention
 from rekindle.release.retention import listing, ownership, removal
-from rekindle.release.retention.decision import Removal, Run, RunRemoval
+from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.test_tracking import leave_duplicate
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -189,7 +190,10 @@ def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> No
         flag.touch()
 
 
-def test_the_end_of_one_run_removes_a_limited_number_of_runs(runs: Runs) -> None:
+def test_the_end_of_one_run_removes_a_limited_number_of_runs(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "MAX_AT_END", 3)
     names = [runs.make() for _ in range(removal.MAX_AT_END + 2)]
     last = runs.make(keep_runs=1)
     for left in (2, 0):
@@ -203,6 +207,7 @@ def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 
 
+@pytest.mark.slow
 def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_option_replaces_them(
     runs: Runs,
 ) -> None:
@@ -221,6 +226,7 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     assert retention.prune(runs.home, None, {}, delete=True) == {"runs": [], "releases": []}
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: Runs) -> None:
     week = runs.make(backfill="true")
     other = runs.make()
@@ -234,6 +240,7 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
     } == {week}
 
 
+@pytest.mark.slow
 def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
     names = [runs.make() for _ in range(6)]
     assert [
@@ -265,6 +272,7 @@ def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) 
     assert runs.places(failed) == EVERYWHERE
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     failed = runs.make("Failed")
     last = runs.make(keep_runs=1)
@@ -417,7 +425,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     ]
 
     emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
-    assert emptied[listing.EMPTIED_TAG] == "removed"
+    assert emptied[tracking.EMPTIED] == "removed"
     assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
     listed = retention.prune(runs.home, None, {}, delete=True)
@@ -425,6 +433,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
 
 
+@pytest.mark.slow
 def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     base = release(runs, runs.make())
     unused = release(runs, runs.make())
@@ -458,6 +467,7 @@ def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs: Runs) -> None:
     numbers = [release(runs, runs.make()) for _ in range(4)]
     prefixes = [
@@ -473,6 +483,7 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
     assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
 
 
+@pytest.mark.slow
 def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again(
     runs: Runs,
 ) -> None:
@@ -490,6 +501,7 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     assert list(runs.store.list(found.uri))
 
 
+@pytest.mark.slow
 def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     failed, running, succeeded = (runs.make(phase) for phase in ("Failed", "Running", "Succeeded"))
     numbers = [release(runs, name) for name in (failed, running, succeeded)]
@@ -503,6 +515,7 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     files.close()
 
 
+@pytest.mark.slow
 def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: Runs) -> None:
     other = f"{runs.pipeline}-other"
     numbers = [
@@ -520,6 +533,7 @@ def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: R
     )
 
 
+@pytest.mark.slow
 def test_the_release_that_a_run_of_another_pipeline_reads_stays(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,6 +550,7 @@ def test_the_release_that_a_run_of_another_pipeline_reads_stays(
     assert [*versions(runs)] == numbers[2:]
 
 
+@pytest.mark.slow
 def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) -> None:
     source = runs.make()
     other = runs.make()
@@ -552,6 +567,7 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     assert runs.places(source) == set()
 
 
+@pytest.mark.slow
 def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> None:
     source = runs.make()
     copied = runs.make()
@@ -574,6 +590,7 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
     assert runs.places(copied) == set()
 
 
+@pytest.mark.slow
 def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: Runs) -> None:
     names = [runs.make() for _ in range(5)]
     numbers = [release(runs, name) for name in names]
@@ -596,6 +613,7 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     assert len(retention.prune(runs.home, None, {}, delete=False)["runs"]) == 1
 
 
+@pytest.mark.slow
 def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs) -> None:
     numbers = [release(runs, runs.make()) for _ in range(3)]
     runs.make(keep_releases=1)
@@ -618,6 +636,7 @@ def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_al
     runs.store.delete([key])
 
 
+@pytest.mark.slow
 def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
     run = runs.make()
     number = release(runs, run)
@@ -633,6 +652,22 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     runs.make(keep_runs=9)
     assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
+
+
+def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_release(
+    runs: Runs, mlflow_server: str
+) -> None:
+    prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
+    leave_duplicate(mlflow_server, runs.pipeline, prefix, runs.store.uri(prefix))
+    record = {"name": runs.pipeline, "version": "1", "model_sha256": "0" * 64}
+    runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
+
+    tracking.tag_version(runs.pipeline, "1", tracking.REMOVED, listing.store_id(runs.store))
+    item = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
+    context = listing.Context({}, 0, 0, None)
+    removal.remove(runs.store, Removal(releases=[item]), removal.NoHost(), context)
+    assert versions(runs) == {}
+    assert not list(runs.store.list(prefix))
 
 
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
@@ -651,6 +686,7 @@ def report_end(runs: Runs, name: str, backfill: str = "", **limits: float) -> No
     )
 
 
+@pytest.mark.slow
 def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -681,6 +717,7 @@ def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
     report_end(runs, names[-1], keep_runs=1)  # a run ends even if its object store does not work
 
 
+@pytest.mark.slow
 def test_in_a_cluster_releases_are_removed_after_a_promotion(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -710,6 +747,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
     }, "serve.keep_releases keeps one earlier Deployment"
 
 
+@pytest.mark.slow
 def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -747,6 +785,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     assert all(runs.places(name) == EVERYWHERE for name in names[2:])
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
     sweep = runs.make()
     previous = runs.make()
@@ -763,6 +802,7 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
     assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
 
 
+@pytest.mark.slow
 def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Runs) -> None:
     scheduled = runs.make()
     other = runs.make()
@@ -797,6 +837,7 @@ def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
     tracking.finish(tracking.start_run(runs.pipeline, name, copied), "FINISHED")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["path", "parent", "folder", "prefix", "name"])
 def test_a_run_that_only_mlflow_knows_removes_nothing(
     runs: Runs, tmp_path: Path, kind: str
@@ -832,6 +873,7 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(
     assert tracking.find_run(runs.pipeline, name), "the record in MLflow stays, too"
 
 
+@pytest.mark.slow
 def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Runs) -> None:
     scheduled = runs.make()
     other = runs.make()
@@ -871,6 +913,7 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
     assert runs.places(other) == set()
 
 
+@pytest.mark.slow
 def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
     names = [runs.make() for _ in range(2)]
     for number in range(9):
@@ -928,6 +971,7 @@ def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
     assert (runs.home / "runs/project/manifest.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(runs: Runs) -> None:
     names = [runs.make() for _ in range(3)]
     last = runs.make(keep_runs=2)
@@ -939,6 +983,7 @@ def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(ru
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE, EVERYWHERE]
 
 
+@pytest.mark.slow
 def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_store(
     runs: Runs,
 ) -> None:
@@ -950,6 +995,7 @@ def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_
     assert versions(runs) == dict.fromkeys(numbers, True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_removal_of_a_release_is_finished(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -966,6 +1012,7 @@ def test_an_interrupted_removal_of_a_release_is_finished(
     assert versions(runs) == {second: True}
 
 
+@pytest.mark.slow
 def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> None:
     runs.store.put(f"raw/{runs.pipeline}/0123456789ab/file", b"1")
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
@@ -1000,6 +1047,7 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
     assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
 def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     numbers = [release(runs, runs.make()) for _ in range(2)]
@@ -1016,6 +1064,7 @@ def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     assert list(runs.store.list(found.uri))
 
 
+@pytest.mark.slow
 def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> None:
     name = runs.make()
     other = runs.make()
@@ -1028,6 +1077,7 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
     assert runs.places(other) == set()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("text", ["o'brien", 'say "hi"', "50%_off", "a\\", "a'b\"c", "modèle"])
 def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text: str) -> None:
     model = f"{runs.pipeline} {text}"
@@ -1043,6 +1093,7 @@ def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text
     assert runs.places(old) == set()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("folder", ["mlflow", "releases", "customers"])
 def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, folder: str) -> None:
     store_id = ownership.store_id(runs.store)
@@ -1087,6 +1138,7 @@ def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(r
     assert mark.whole, "in a cluster, other tasks of the run may have written first"
 
 
+@pytest.mark.slow
 def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     old = runs.make()
     kept = runs.make()
@@ -1097,6 +1149,7 @@ def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     assert runs.places(kept) == EVERYWHERE
 
 
+@pytest.mark.slow
 def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
     reported = runs.make()
     unreported = runs.make()
@@ -1151,6 +1204,7 @@ def remove_tag(runs: Runs, name: str, tag: str) -> None:
     request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
 
 
+@pytest.mark.slow
 def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     runs: Runs, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1173,17 +1227,19 @@ def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     assert tracking.tags_of(other)[tracking.WORKFLOW] == name
 
 
+@pytest.mark.slow
 def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     names = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, *names)
-    belong_to_the_store(runs, names[0], **{listing.EMPTIED_TAG: "removed"})
+    belong_to_the_store(runs, names[0], **{tracking.EMPTIED: "removed"})
     report_end(runs, names[-1], keep_runs=3)
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 
 
+@pytest.mark.slow
 def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1199,6 +1255,7 @@ def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     assert runs.places(old) == EVERYWHERE
 
 
+@pytest.mark.slow
 def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1223,6 +1280,7 @@ def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
     assert versions(runs) == {champion: True, refreshed: True}
 
 
+@pytest.mark.slow
 def test_a_promotion_that_only_mlflow_knows_removes_no_release(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1244,6 +1302,7 @@ def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: 
     assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES)
 
 
+@pytest.mark.slow
 def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
     found = tracking.find_version(runs.pipeline, release(runs, runs.make()))
     assert found
@@ -1253,6 +1312,7 @@ def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
     assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("counter", [b"9" * 5000, b"0", None])
 def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     runs: Runs, counter: bytes | None
@@ -1267,6 +1327,7 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("path", ["", "/", "/*/out", "/prep*/out/*.csv", "/prepare/out/*", "/prep"])
 def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     runs: Runs, path: str
@@ -1279,6 +1340,7 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     assert "prepare" in runs.places(source)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("address", ["S3://{}/{}/prepare/out", "s3://{}//{}/prepare/out"])
 def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
     runs: Runs, address: str
@@ -1291,6 +1353,7 @@ def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
     assert "prepare" in runs.places(source)
 
 
+@pytest.mark.slow
 def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
     runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -1327,6 +1390,7 @@ def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluste
         assert ClusterObjects(cluster).deployments(name) == []
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
 def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
     number = release(runs, runs.make())

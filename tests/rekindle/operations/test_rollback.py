@@ -126,6 +126,7 @@ def model(
     cluster.down()
 
 
+@pytest.mark.slow
 def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> None:
     name = model.name
     for _ in range(2):
@@ -213,6 +214,7 @@ def test_a_rollback_without_ready_servers_keeps_the_current_version(model: Model
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model: Model) -> None:
     for _ in range(2):
         model.release()
@@ -235,6 +237,7 @@ def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quota", [2, 1])
 def test_a_rollback_starts_as_many_servers_as_the_current_version_has(
     model: Model, quota: int
@@ -295,6 +298,7 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     assert model.state == ("3", "2", {"1": 0, "2": 1, "3": 1}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_pods_keep_running(
     model: Model,
 ) -> None:
@@ -322,6 +326,7 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
     assert model.state == ("3", "1", {"1": 1, "2": 1}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -> None:
     """Another run may be verifying a new version, and new servers of an earlier version."""
     for _ in range(2):
@@ -336,6 +341,7 @@ def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -
     assert model.roll_back()["deployment"] == f"{model.name}-1"
 
 
+@pytest.mark.slow
 def test_an_unfinished_rollback_must_be_finished_first(model: Model) -> None:
     for _ in range(3):
         model.release()
@@ -359,6 +365,7 @@ def test_an_unfinished_rollback_must_be_finished_first(model: Model) -> None:
     assert model.state == ("1", "1", {"1": 1, "2": 0, "3": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_server: str) -> None:
     for _ in range(2):
         model.release()
@@ -374,6 +381,7 @@ def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_serve
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_can_be_repeated_after_mlflow_failed_during_it(
     model: Model, mlflow_server: str
 ) -> None:
@@ -480,6 +488,7 @@ def test_an_interrupted_rollback_stops_no_pods_that_serve_by_another_command(mod
     assert pods["1"] == 1
 
 
+@pytest.mark.slow
 def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> None:
     for _ in range(2):
         model.release()
@@ -507,6 +516,7 @@ def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> N
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(model: Model) -> None:
     for _ in range(3):
         model.release()

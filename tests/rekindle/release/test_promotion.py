@@ -45,6 +45,7 @@ def champion(name: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
     s3: Store, name: str, register: Register
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment
     assert champion(name) == second
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("run_id", ["", "0123456789abcdef0123456789abcdef", "cards/cards-x7k2p"])
 def test_a_promotion_is_read_again_for_every_form_of_its_run(
     s3: Store, name: str, register: Register, run_id: str
@@ -113,6 +115,7 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(
     assert promotion.expired_deployments(name, second, keep=3, previous=previous) == []
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("write_number", [1, 2])
 def test_the_next_run_finishes_a_promotion_that_was_killed(
     s3: Store, name: str, register: Register, write_number: int

@@ -126,6 +126,7 @@ class Either(BaseModel):
     instances: list[Instance | Point]
 
 
+@pytest.mark.slow
 def test_a_large_request_is_parsed_like_a_small_one() -> None:
     rows = [
         {"points": [{"x": 1.5, "y": 2}], "location": {"a": 1.0}, "name": "x", "count": 3},

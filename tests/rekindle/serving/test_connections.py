@@ -118,6 +118,7 @@ def test_occasional_bytes_do_not_keep_a_request_alive(server: Running, text: byt
         until("the end of the connection", is_closed, pause=0)
 
 
+@pytest.mark.slow
 def test_head_and_body_have_one_deadline_together() -> None:
     """Else a last request of a shutdown could take twice the time that the shutdown allows for."""
     with Running(f"--model={PREFIX}", "--body-seconds=4") as server:
@@ -234,6 +235,7 @@ def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> No
         assert all("retry-after" in head for status, head in answers if status == 503)
 
 
+@pytest.mark.slow
 def test_a_server_without_descriptors_fails_with_an_error() -> None:
     with Running(f"--model={PREFIX}", descriptors=70, listens=False) as server:
         code, log = server.end()
@@ -285,6 +287,7 @@ def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
     assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
 def test_an_idle_connection_is_closed_after_the_grace_period(
     draining: tuple[Running, list[socket.socket]],
@@ -306,6 +309,7 @@ def test_pipelined_requests_are_all_answered_after_the_drain(
     assert kept[0].recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
     with Running(f"--model={PREFIX}", "--grace-seconds=600") as server:
         server.until_ready()
@@ -318,6 +322,7 @@ def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
         assert server.end()[0] == 0
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
     text = (HEAD + BODY).replace(b"HTTP/1.1", f"HTTP/{version}".encode())

@@ -231,6 +231,7 @@ def readable(clients: list[socket.socket]) -> list[socket.socket]:
     return select.select(clients, [], [], 0)[0]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
 def test_clients_that_never_finish_large_bodies_do_not_block_others(
     sha256: str, address: str
@@ -412,6 +413,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
         assert "ended with code -9 (killed: out of memory?)" in log
 
 
+@pytest.mark.slow
 def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
@@ -428,6 +430,7 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
         assert server.end()[0] == 1
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_no_process(sha256: str) -> None:
     with Running(f"--model={PREFIX}") as server:
         server.until_ready()
@@ -459,6 +462,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
 def test_a_second_signal_or_ctrl_c_stops_the_drain(
     sha256: str, signals: list[signal.Signals]
@@ -473,6 +477,7 @@ def test_a_second_signal_or_ctrl_c_stops_the_drain(
         assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         # sends nothing: it only selects this machine's external address
@@ -500,6 +505,7 @@ def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in process.stderr
 
 
+@pytest.mark.slow
 def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
     with Running("--model=releases/nothing/0123456789ab/") as server:
         code, log = server.end()
@@ -508,6 +514,7 @@ def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
     assert log.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
     prefix = prefix_of("unknown", "no.such.workload")
     release(store, prefix, workload="no.such.workload")

@@ -51,6 +51,7 @@ def test_a_paused_training_ends_with_the_same_weights(
     assert list(s3.list("pause-alone/1/model.safetensors"))
 
 
+@pytest.mark.slow
 def test_workers_pause_together_and_any_number_of_workers_continues(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
@@ -63,6 +64,7 @@ def test_workers_pause_together_and_any_number_of_workers_continues(
     assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_rungs_does_not_change_the_result(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:

@@ -24,6 +24,7 @@ def result(s3: Store, name: str, run: str) -> tuple[str, int]:
     return model["sha256"], model["step"]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "name",
     [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],

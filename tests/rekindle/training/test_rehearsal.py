@@ -73,6 +73,7 @@ def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) ->
     return tried
 
 
+@pytest.mark.slow
 def test_a_rehearsal_whose_process_dies_refuses_no_workload(tmp_path: Path) -> None:
     code = TEMPLATE.replace("    from torch import nn\n", "    import os\n\n    os._exit(9)\n")
     check_trainable(write_workload(tmp_path, "dying", code))

@@ -287,6 +287,7 @@ class BrokenKubelet(Kubelet):
         super().write_log(pod, self.text, timestamp, container)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "text",
     ["{", "{}", '{"key": 1, "number": 0, "line": ""}', '{"key": ' + "[" * 5000, "{\x1b[2J"],
@@ -310,6 +311,7 @@ def test_a_malformed_answer_of_the_pod_that_reads_the_archive_is_one_error(
     assert "\x1b" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_logs_of_deleted_pods_are_read_from_the_archive(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
     assert {method for method, *_ in server.requests} == {"GET"}
 
 
+@pytest.mark.slow
 def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
     job = node("demo.train", phase="Running", displayName="train", templateName="apply")
     server.put(WORKFLOWS_AT, run("Running", job))
@@ -237,6 +238,7 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
     assert "does not answer" in away.stderr
 
 
+@pytest.mark.slow
 def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path: Path):
     command = ("schedule", str(GOLDEN / "config.yaml"), "-o", "json")
     assert rekindle(*command, cwd=tmp_path).returncode == 0

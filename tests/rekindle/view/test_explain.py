@@ -98,6 +98,7 @@ def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) ->
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
 
 
+@pytest.mark.slow
 def test_a_pod_explains_a_training_on_a_cluster(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_pod_explains_a_training_on_a_cluster(
         assert not server.objects[pods]
 
 
+@pytest.mark.slow
 def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
         assert explain_on_cluster(Cluster.connect(), "fraud", as_json=False) == text
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("ended", [True, False])
 def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool

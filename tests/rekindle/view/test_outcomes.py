@@ -8,6 +8,7 @@ the manifest.
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ FAILURES = {
 }
 
 
+@cache
+def render(*sets: str) -> str:
+    """Return the manifest of the golden config as JSON; it is rendered once for all tests."""
+    config = load_config(GOLDEN / "config.yaml", sets=[*sets], environment={}).config
+    return json.dumps(render_manifest(config))
+
+
 class Run:
     """Drives the scheduler; `failure` returns how the n-th pod (from 1) of a template fails, None
     if it succeeds.
@@ -65,9 +73,7 @@ class Run:
     def __init__(
         self, failure: Callable[[str, int], str | None], sets: Sequence[str] = (), **outputs: Any
     ) -> None:
-        rendered = render_manifest(
-            load_config(GOLDEN / "config.yaml", sets=[*sets], environment={}).config
-        )
+        rendered = json.loads(render(*sets))
         self.failure = failure
         self.outputs = OUTPUTS | outputs
         self.started: list[str] = []

@@ -53,6 +53,7 @@ def is_alive(pod: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -158,6 +159,7 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "redirection", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"]
 )
@@ -257,6 +259,7 @@ def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
 NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_namespaces; done"
 
 
+@pytest.mark.slow
 def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(tmp_path: Path):
     if run_shell(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
         pytest.skip("needs a kernel that can forbid namespaces")

@@ -169,6 +169,7 @@ def with_other_features(dataset: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_a_champion_with_other_features_is_incomparable(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
@@ -186,6 +187,7 @@ def test_a_champion_with_other_features_is_incomparable(
     assert set(result.metrics) == {"candidate", "baseline"}
 
 
+@pytest.mark.slow
 def test_a_champion_is_not_evaluated_on_its_training_rows(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
@@ -206,6 +208,7 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
     assert first[0] < second[0]
 
 
+@pytest.mark.slow
 def test_a_champion_is_evaluated_with_its_own_trees(
     expert: Path, boosted: Path, small_dataset: Path, tmp_path: Path, judged: tuple[Any, Path]
 ):
@@ -297,6 +300,7 @@ def test_the_baseline_is_better_than_chance(judged: tuple[Any, Path]):
     assert result.metrics["baseline"]["auc"] > 0.7
 
 
+@pytest.mark.slow
 def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_path: Path):
     import torch
     from safetensors.torch import load_file, save_file
@@ -320,6 +324,7 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
     assert result.incomparable == "the scores of the model are not numbers."
 
 
+@pytest.mark.slow
 def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
     copy = tmp_path / "data"
     shutil.copytree(small_dataset, copy)
@@ -358,6 +363,7 @@ def with_changed_arrays(
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_that_is_not_better_than_chance_gives_a_warning(
     seed: int, judged: tuple[Any, Path], expert: Path, small_dataset: Path, tmp_path: Path
@@ -373,6 +379,7 @@ def test_a_model_that_is_not_better_than_chance_gives_a_warning(
     assert judged[0].warnings == []
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_good_gives_a_warning(
     expert: Path, small_dataset: Path, tmp_path: Path
 ):
@@ -392,6 +399,7 @@ def full_table() -> pl.DataFrame:
     return simulate(parse(WORLD)).rename(Columns().model_dump())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, pytest.param(None, marks=pytest.mark.slow)])
 def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     missing: int | None, full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path

@@ -39,6 +39,7 @@ def scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
     return prediction
 
 
+@pytest.mark.slow
 def test_a_refreshed_state_replaces_the_history(
     expert: Path, small_dataset: Path, refreshed: tuple[Refreshed, Path]
 ) -> None:

@@ -120,6 +120,7 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
     assert outcome.reason.split()[0] == "250"
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> None:
     model.server.predict(*ids(300, 100, 199))
     inputs = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
@@ -134,12 +135,14 @@ def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> No
     assert check_drift(model, retrain=True, min_days_between=0).again
 
 
+@pytest.mark.slow
 def test_a_manual_training_counts_for_the_minimum_days(model: Any) -> None:
     tracking.start_run(model.name, f"w-{uuid.uuid4().hex[:8]}")
     model.server.predict(*ids(300, 100, 199))
     assert not check_drift(model, retrain=True).again
 
 
+@pytest.mark.slow
 def test_a_release_without_a_reference_is_a_clear_error(model: Any, s3: Store) -> None:
     s3.delete([f"{model.prefix}reference.json"])
     with pytest.raises(DataError, match=r"lacks reference\.json: release it again"):

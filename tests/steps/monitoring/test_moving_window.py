@@ -86,6 +86,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
     assert "verdict" not in tracking.tags_of(newer.run_id)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "time", ["x", "", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-01:00", "2024-04-15", "1"]
 )
@@ -96,6 +97,7 @@ def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, tim
     weeks.run("2024-04-22")
 
 
+@pytest.mark.slow
 def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -> None:
     weeks.run("2024-04-15")
     changed = weeks.run("2024-04-22", train={"seed": 2})
@@ -112,6 +114,7 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
     assert "the code changed" in weeks.run("2024-05-06", train={"seed": 2}).warnings[-1]
 
 
+@pytest.mark.slow
 def test_only_successful_scheduled_runs_for_earlier_times_count(weeks: Weeks) -> None:
     assert weeks.run("2024-04-15", more={"scheduled": ""}).unchanged == "", "started by hand"
     assert weeks.run("2024-04-15", status="FAILED").unchanged == ""
@@ -167,4 +170,4 @@ def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> N
     ):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
         last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
-        assert (last.tags[moving_window.SCHEDULED_TAG][:10] if last else None) == expected
+        assert (last.tags[tracking.SCHEDULED][:10] if last else None) == expected

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -14,14 +14,11 @@ from argolocal.language.govaluate import should_execute
 from argolocal.language.substitute import substitute
 from argolocal.pods.process import expand_variables
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
-from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json, input_text
-from rekindle.blocks.manifest.render import Kind, render_manifest
 from rekindle.blocks.resource import number, render, text
 from rekindle.blocks.wiring import Value, WiringError
-from tests import builders
-from tests.commands import ROOT
-from tests.rendered import VARIANTS
+from tests import builders, rendered
+from tests.rendered import render_kinds
 
 HOSTILE = (
     'a"}],"containers":[{"name":"b"}],\'\n---\nkind: Pod\\ $(S3_SECRET) $$ || true {{workflow.uid}}'
@@ -48,16 +45,8 @@ PARSED = re.compile(
 def workflows() -> list[tuple[str, dict[str, Any]]]:
     """Return the objects of all configs and of a pipeline with every kind of job, each with a
     label."""
-    configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
-    other_jobs = ("trees.yaml", ["pipeline=tests.rekindle.blocks.all_jobs"])
-    result = list[tuple[str, dict[str, Any]]]()
-    for name, settings in (*configs, *VARIANTS, other_jobs):
-        config = load_config(ROOT / "configs" / name, settings, environment={}).config
-        kinds: tuple[Kind, ...] = get_args(Kind)
-        result += [
-            (f"{name} {' '.join(settings)} {kind}", render_manifest(config, kind)) for kind in kinds
-        ]
-    return result
+    other_jobs = render_kinds("trees.yaml", ["pipeline=tests.rekindle.blocks.all_jobs"])
+    return [*rendered.workflows(), *other_jobs]
 
 
 @cache

@@ -92,6 +92,7 @@ def test_a_fifo_or_a_device_in_the_repository_does_not_block(repository: Path, n
         assert git_sha() in ("", head_of_main(repository), f"{head_of_main(repository)}-dirty")
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -196,6 +197,7 @@ def test_variables_of_the_environment_do_not_change_the_repository(
     assert not (repository / "canary").exists()
 
 
+@pytest.mark.slow
 def test_clones_of_every_kind_are_read(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -127,6 +127,7 @@ def test_wrong_settings_of_a_route_are_rejected(sets: list[str], message: str) -
         load_config(GOLDEN, sets=sets, environment={})
 
 
+@pytest.mark.slow
 def test_a_changed_route_is_deployed_also_with_the_same_weights() -> None:
     def servers(*sets: str) -> str:
         evaluate = next(

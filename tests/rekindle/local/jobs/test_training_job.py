@@ -152,6 +152,7 @@ def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
     assert set(ENVIRONMENTS) == {*JOBS} == {*BLOCKS, "PyTorchJob"}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", WHERE)
 def test_replicas_find_each_other_by_the_operators_variables(run: Any, kind: str) -> None:
     first, total = FIRST[kind]
@@ -197,6 +198,7 @@ def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
     assert evaluate("MPIJob", status) is None, "the kubelet restarts the Launcher"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", sorted(set(JOBS) - {"PyTorchJob"}))
 def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"

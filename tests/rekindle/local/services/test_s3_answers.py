@@ -69,6 +69,7 @@ def with_md5(body: bytes) -> dict[str, str]:
     return {"Content-MD5": base64.b64encode(hashlib.md5(body).digest()).decode()}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_a_key_that_ends_in_nul_hides_no_other_key(tmp_path: Path, size: int) -> None:
     server = Endpoint(tmp_path)
@@ -379,6 +380,7 @@ def test_only_the_six_documented_headers_can_be_overridden(
     assert not {"set-cookie", "location", "x"} & {name.lower() for name in headers}
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @pytest.mark.parametrize(
     "value", ["a\r\nSet-Cookie: b=1", "a\nb", "a\0b", "a\x7fb", "a\x85b", "日本"]

@@ -151,6 +151,7 @@ def test_the_next_start_creates_the_database_after_a_full_disk(tmp_path: Path) -
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_services_exit_when_their_home_is_deleted(services: Services) -> None:
     services.start("s3")
     s3 = record(services, "s3")

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def record_training(store: Store, run: str, seconds: float, steps: int, samples:
     store.put(f"{run}/train/checkpoints/ledger/0000000000001-abcdef-00000.jsonl", lines.encode())
 
 
+@cache
 def digits(*sets: str) -> dict[str, Any]:
     settings = ["train.workers=1", "train.validation=0", *sets]
     return render_manifest(

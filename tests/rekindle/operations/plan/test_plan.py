@@ -102,6 +102,7 @@ def project(tmp_path: Path, s3_environment: dict[str, str]) -> Project:
     return Project(tmp_path, s3_environment["S3_ENDPOINT_URL"])
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Project) -> None:
     new = project.plan()
     assert new["first"]["status"] == "runs"

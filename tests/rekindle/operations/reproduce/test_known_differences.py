@@ -256,6 +256,7 @@ def test_data_that_steps_cannot_access_is_an_error(
     assert "each step has its own /tmp" in finding.text
 
 
+@pytest.mark.slow
 def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> None:
     facts = {
         "torch": "1.0.0",

@@ -22,6 +22,7 @@ def project(tmp_path: Path, s3: Store, mlflow_server: str) -> Iterator[releases.
         yield project
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3])
 def test_repeating_the_command_finishes_an_interrupted_rollback(
     seed: int, tmp_path: Path, s3: Store, mlflow_server: str

@@ -106,6 +106,7 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     assert equal(last, again)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -238,6 +239,7 @@ def test_an_outdated_process_does_not_move_latest_back(open_: Open) -> None:
     assert begin(last) == 5
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", ["refuse", "reset", "throttle", "hang", "slow", "deaf"])
 def test_a_failing_store_neither_delays_training_nor_loses_state(
     open_: Open, s3: Store, proxy: Proxy, fault: str

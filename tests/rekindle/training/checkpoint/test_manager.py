@@ -65,6 +65,7 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         assert words in shown
 
 
+@pytest.mark.slow
 def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
     open_: Open, s3: Store, proxy: Proxy
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
     )
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
 def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests(backend: str):
     config = load_config(

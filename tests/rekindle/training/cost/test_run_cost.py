@@ -169,6 +169,7 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
     assert on_demand == pytest.approx(4 * (4 * 0.025 + 16 * 0.0029 + 0.56) + leader)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
 def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordinator(backend: str):
     sets = [*GPU_SPOT, f"cluster.backend={backend}", "cluster.harvest=true"]

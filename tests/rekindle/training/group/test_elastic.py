@@ -30,7 +30,7 @@ INPUTS = Inputs.model_validate(
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+    monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)
 
 
 def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_group(
@@ -348,6 +348,7 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
     assert caller.run(lambda: 7) == 7
 
 
+@pytest.mark.slow
 def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, s3: Store) -> None:
     argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
     coordinator = crew.coordinator(argv)

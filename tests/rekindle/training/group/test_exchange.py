@@ -19,7 +19,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+    monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)
 
 
 def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:

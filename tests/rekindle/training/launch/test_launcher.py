@@ -131,6 +131,7 @@ def test_a_worker_resumes_after_any_kind_of_end(crew: Crew, s3: Store, undisturb
     assert not shared_memory(crew)
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew) -> None:
     argv = flags("crash", workload=TROUBLE, workers=1)
     coordinator = crew.coordinator(argv)
@@ -156,6 +157,7 @@ def test_a_sigterm_is_handled_before_and_while_torch_is_loaded(crew: Crew) -> No
     assert loading.code(10) == 143, loading.said()
 
 
+@pytest.mark.slow
 def test_two_sigterms_during_training_lose_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
     launcher = launch_command(crew, "launcher-term", TOY_HOLD="20", TOY_LOADER="1")
     crew.held(20, launcher)
@@ -171,6 +173,7 @@ def test_two_sigterms_during_training_lose_no_step(crew: Crew, s3: Store, undist
     assert sha256(s3, "launcher-term") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_leave_is_killed_within_the_grace_period(crew: Crew) -> None:
     launcher = launch_command(crew, "stuck", TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
     crew.held(20, launcher)
@@ -181,6 +184,7 @@ def test_a_worker_that_does_not_leave_is_killed_within_the_grace_period(crew: Cr
     assert "is killed: it did not exit in time" in launcher.said()
 
 
+@pytest.mark.slow
 def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
@@ -216,6 +220,7 @@ def test_ending_a_forkserver_that_has_already_ended_is_allowed() -> None:
     assert not forkserver.take_started()
 
 
+@pytest.mark.slow
 def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
@@ -233,6 +238,7 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
     assert not shared_memory(crew)
 
 
+@pytest.mark.slow
 def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) -> None:
     memory = Path("/sys/fs/cgroup/memory")
     original_group = (

@@ -15,7 +15,7 @@ from tests.rekindle.training.launch.metadata import EVENT, Metadata
 def test_a_notice_is_recognized_and_other_machines_notices_are_ignored(
     cloud: Metadata, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(notice.VARIABLE, f"{name} {cloud.address}")
+    monkeypatch.setenv(notice.REKINDLE_NOTICE, f"{name} {cloud.address}")
     assert not notice.is_announced()
     cloud.events = [EVENT]
     assert notice.is_announced()
@@ -27,7 +27,7 @@ def test_an_unreachable_metadata_service_counts_as_no_notice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for value in ("", "aws 127.0.0.1:1", "azure 127.0.0.1:1", "none-such"):
-        monkeypatch.setenv(notice.VARIABLE, value)
+        monkeypatch.setenv(notice.REKINDLE_NOTICE, value)
         assert not notice.is_announced()
 
 

@@ -92,6 +92,6 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_an_invalid_grace_period_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(signals.GRACE, text)
+    monkeypatch.setenv(signals.REKINDLE_GRACE, text)
     with pytest.raises(ConfigError, match=f'REKINDLE_GRACE is "{text}"'):
         signals.grace()

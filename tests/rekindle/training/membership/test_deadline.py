@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import REKINDLE_DEADLINE
 from rekindle.storage import Store
-from rekindle.training.membership.server import DEADLINE, TICK_S
+from rekindle.training.membership.server import TICK_S
 from tests.rekindle.training.membership.members import hello, serving
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -18,7 +19,7 @@ LIMIT = 0.5  # seconds
 def test_the_deadline_of_a_training_counts_only_while_workers_train(
     s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(DEADLINE, str(LIMIT))
+    monkeypatch.setenv(REKINDLE_DEADLINE, str(LIMIT))
 
     async def scene() -> None:
         async with serving() as (coordinator, _), asyncio.timeout(60):
@@ -50,11 +51,11 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
 
 
 def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DEADLINE, "soon")
+    monkeypatch.setenv(REKINDLE_DEADLINE, "soon")
 
     async def scene() -> None:
         async with serving():
             raise AssertionError("the coordinator has started")
 
-    with pytest.raises(ConfigError, match=f"{DEADLINE} is"):
+    with pytest.raises(ConfigError, match=f"{REKINDLE_DEADLINE} is"):
         asyncio.run(scene())

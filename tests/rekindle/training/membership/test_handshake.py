@@ -178,10 +178,13 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
 @pytest.mark.parametrize("invalid", ["", "short"])
 def test_processes_refuse_to_start_without_a_valid_secret(crew: Crew, invalid: str) -> None:
     argv = flags("none")
-    environment = {handshake.VARIABLE: invalid}
+    environment = {handshake.REKINDLE_SECRET: invalid}
     for member in (
         crew.coordinator(argv, **environment),
         crew.light_launcher("a", argv, **environment),
     ):
         assert member.code() == 78
-        assert f"{handshake.VARIABLE} is {'too short' if invalid else 'not set'}" in member.said()
+        assert (
+            f"{handshake.REKINDLE_SECRET} is {'too short' if invalid else 'not set'}"
+            in member.said()
+        )

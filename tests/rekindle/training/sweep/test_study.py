@@ -63,6 +63,7 @@ def run_pod(
         finish(study, *claim)
 
 
+@pytest.mark.slow
 def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store) -> None:
     run_pod(study, 0)
     trials = study.read()
@@ -106,6 +107,7 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     assert study.jobs == undisturbed.jobs
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_lost_pod_is_taken_over(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

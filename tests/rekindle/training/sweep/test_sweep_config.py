@@ -167,6 +167,7 @@ def test_a_grid_takes_each_integer_of_a_range_without_a_step() -> None:
     }
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("gang", "labels", "annotations", "scheduler"),
     [

@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 from rekindle.storage import Store
 from rekindle.training.launch import notice
 from rekindle.training.sweep.halving import Trial
@@ -56,6 +58,7 @@ def make_study(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
     return study, ["steps.search.trial", *(f"--{name}={text}" for name, text in texts.items())]
 
 
+@pytest.mark.slow
 def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
     crew: Crew, s3: Store
 ) -> None:
@@ -84,7 +87,9 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Metadata) -> None:
     study, argv = make_study(s3, "noticed/search", 1)
-    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {cloud.address}"})
+    pod = crew._start(
+        "noticed", argv, {"TOY_HOLD": "25", notice.REKINDLE_NOTICE: f"aws {cloud.address}"}
+    )
     crew.held(25, pod)
     cloud.events = [EVENT]
     until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
@@ -94,6 +99,7 @@ def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: 
     assert "left after step" in pod.said(), pod.said()
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_continues(
     crew: Crew, s3: Store
 ) -> None:

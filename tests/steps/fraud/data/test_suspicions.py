@@ -175,6 +175,7 @@ LATE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late", [None, *LATE])
 def test_labels_that_arrive_after_the_delay_give_a_warning(
