@@ -32,7 +32,7 @@ from rekindle.storage import Store
 from steps import champion, report
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.test_tracking import leave_duplicate
+from tests.rekindle.duplicate_version import leave_duplicate
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
