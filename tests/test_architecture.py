@@ -290,29 +290,6 @@ def test_only_one_module_starts_git():
     assert modules == {"rekindle.blocks.manifest.repository"}
 
 
-def test_only_one_module_writes_json():
-    """Python's own writer writes NaN and infinity, which are not JSON."""
-    writers = {"dumps", "dump", "JSONEncoder"}
-
-    modules = {
-        module
-        for module in product()
-        for node in nodes(module)
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in writers
-            and ast.unparse(node.value) == "json"
-        )
-        or (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "json"
-            and writers & {a.name for a in node.names}
-        )
-    }
-
-    assert modules == {"argolocal.common.json_text"}
-
-
 def texts(tree: ast.Module) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
     others = {

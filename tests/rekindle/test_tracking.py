@@ -13,6 +13,7 @@ from rekindle.errors import TrackingError
 from rekindle.names import InvalidName
 from tests.http_server import Answer, HttpServer
 from tests.proxy import Proxy, Write
+from tests.rekindle.duplicate_version import leave_duplicate
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -93,28 +94,6 @@ def test_a_release_registered_twice_is_one_version(
     assert tracking.champion(name) == replace(first, deployment="cards-1")
     assert [release.version for release in tracking.promoted_releases(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
-
-
-def leave_duplicate(mlflow_url: str, name: str, uri: str, source: str) -> None:
-    """Register the same files twice: the second process cannot delete its version any more."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(mlflow_url, mlflow_url)
-
-    with Proxy(mlflow_url) as proxy, pytest.MonkeyPatch.context() as patch:
-
-        def register_first(write: Write) -> None:
-            if write.path.endswith("model-versions/create"):
-                tags = {tracking.URI: uri, tracking.SHA256: "0" * 64}
-                client.create_model_version(name, source, tags=tags)
-            elif write.path.endswith("model-versions/delete"):
-                proxy.away = True
-
-        proxy.before = register_first
-        patch.setenv("MLFLOW_TRACKING_URI", proxy.url)
-        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        with pytest.raises(TrackingError, match="does not answer"):
-            tracking.register(name, uri, source, "0" * 64, "", {})
 
 
 def test_the_version_that_a_dead_process_registered_twice_is_deleted_by_the_next_release(

@@ -22,6 +22,7 @@ from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.operations.plan.tasks import Tree
 
 Note = Callable[[str], None]
+LAUNCHER = "rekindle.training.launch"
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name

@@ -33,7 +33,7 @@ from steps import champion, report
 from tests.proxy import Proxy, Write
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.test_tracking import leave_duplicate
+from tests.rekindle.duplicate_version import leave_duplicate
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 

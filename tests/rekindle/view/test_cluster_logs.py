@@ -21,7 +21,7 @@ from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
-from tests.rekindle.cluster.server import ApiServer, Kubelet, status
+from tests.rekindle.cluster.server import ApiServer, BrokenKubelet, Kubelet, status
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
 

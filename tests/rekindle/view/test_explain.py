@@ -19,7 +19,7 @@ from rekindle.storage import Store
 from rekindle.training.cost.prices import FILE
 from rekindle.training.ledger.events import Ledger
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
-from tests.rekindle.cluster.server import Kubelet
+from tests.rekindle.cluster.server import BrokenKubelet, Kubelet
 from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -100,16 +100,6 @@ def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) ->
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
 
 
-@pytest.mark.slow
-class BrokenKubelet(Kubelet):
-    """Writes another text than the container to its log."""
-
-    text = ""
-
-    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
-        super().write_log(pod, self.text, timestamp, container)
-
-
 @pytest.mark.parametrize(
     ("config", "read", "text", "message"),
     [
@@ -140,6 +130,7 @@ def test_a_malformed_answer_of_a_pod_is_one_error(
     assert len(error.value.lines) == 1
 
 
+@pytest.mark.slow
 def test_a_pod_explains_a_training_on_a_cluster(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
