@@ -22,8 +22,8 @@ PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
 MODULES = 15
-FILE_LINES = 650
-FUNCTION_LINES = 100
+FILE_LINES = 643
+FUNCTION_LINES = 88
 # subpackages that every subpackage of the same package may import: the modules of its top folder,
 # and small helpers
 COMMON = {

@@ -55,3 +55,18 @@ def shorten(text: str) -> str:
     if excess <= 0:
         return visible(text)
     return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"
+
+
+def cut(text: str, length: int = 60) -> str:
+    """Return `text`; if it has more than `length` characters, its beginning and "..."."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 3]}..."
+
+
+def first_names(names: list[str], limit: int, separator: str = ", ") -> str:
+    """Return the names; if they are more than `limit`, the first ones and the number of others."""
+    text = separator.join(names[:limit])
+    if len(names) <= limit:
+        return text
+    return f"{text} and {len(names) - limit} more"

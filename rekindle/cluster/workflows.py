@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from argolocal.common.wording import cut
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
@@ -476,7 +477,7 @@ def differences(old: Any, new: Any, path: str) -> Iterator[str]:
     elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
         for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):
-                yield f"{path}: {line[0]} {_cut(line[1:].strip())}"
+                yield f"{path}: {line[0]} {cut(line[1:].strip())}"
     elif old != new:
         yield f"{path}: {_short(old)} → {_short(new)}"
 
@@ -488,10 +489,4 @@ def _key(index: int, item: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return _cut("nothing" if value is None else to_json(value, ensure_ascii=False))
-
-
-def _cut(text: str) -> str:
-    if len(text) <= 60:
-        return text
-    return text[:57] + "..."
+    return cut("nothing" if value is None else to_json(value, ensure_ascii=False))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from argolocal.common.wording import format_duration, visible
+from argolocal.common.wording import cut, format_duration, visible
 from argolocal.view import runs
 from rekindle.operations.plan.forecast import Forecast, Row
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
@@ -38,7 +38,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{gpus:.3g}" if gpus else "",
         **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
-        "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
+        "reason": "; ".join(filter(None, [cut(row.reason.text, MAX_REASON_LENGTH), row.time.note])),
     }
 
 
@@ -57,12 +57,6 @@ def _time(row: Row) -> str:
     if time.seconds is None:
         return "unknown"
     return _spread(time.seconds, time.low, time.high)
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= MAX_REASON_LENGTH:
-        return text
-    return f"{text[: MAX_REASON_LENGTH - 1]}…"
 
 
 def _limit(names: list[str]) -> list[str]:

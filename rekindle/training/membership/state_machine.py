@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common import exit_codes
+from argolocal.common.wording import first_names
 from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
@@ -23,6 +24,7 @@ MAX_FRUITLESS_GROUPS = 3
 MAX_CRASHES = 3
 # maximum number of values that a member sends to the other members of its group, on average
 MAX_VALUES = 16
+MAX_NAMES = 20  # maximum number of workers that a line of the log names
 REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
@@ -346,7 +348,8 @@ class MembershipStateMachine:
             }
         )
 
-        self.log.append(f"generation {self.published_generation}: {join_names(names)}")
+        shown_names = first_names(names, MAX_NAMES, " ")
+        self.log.append(f"generation {self.published_generation}: {shown_names}")
 
     def _adopt_generation(self, now: float, hello: Message) -> None:
         """After a restart of the coordinator, continue from the generation that a worker
@@ -440,9 +443,9 @@ class MembershipStateMachine:
                 )
             else:
                 names = sorted(self.alive_workers[id].name for id in self.unacknowledged_ids)
+                shown_names = first_names(names, MAX_NAMES, " ")
                 self.log.append(
-                    f"generation {self.generation} waits for {join_names(names)} to stop their last"
-                    " step"
+                    f"generation {self.generation} waits for {shown_names} to stop their last step"
                 )
 
     def _update_next_group(self) -> None:
@@ -555,10 +558,3 @@ class MembershipStateMachine:
             " config and data. If the cluster has several kinds of nodes, choose one with"
             " train.fingerprint."
         )
-
-
-def join_names(names: list[str], limit: int = 20) -> str:
-    """Join the names, or the first `limit` of them and the number of the others."""
-    return " ".join(names[:limit]) + (
-        f" and {len(names) - limit} more" if len(names) > limit else ""
-    )

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.common.wording import first_names
 from rekindle.training.membership.state_machine import (
     CrashCounter,
     MembershipStateMachine,
-    join_names,
 )
 from tests.rekindle.training.membership.members import config, hello, started
 
@@ -239,8 +239,8 @@ def test_errors_count_until_a_newer_step_and_once_per_member() -> None:
 
 def test_a_long_list_of_names_is_truncated() -> None:
     names = [f"w{number}" for number in range(22)]
-    assert join_names(names[:20]) == " ".join(names[:20])
-    assert join_names(names) == " ".join(names[:20]) + " and 2 more"
+    assert first_names(names[:20], 20, " ") == " ".join(names[:20])
+    assert first_names(names, 20, " ") == " ".join(names[:20]) + " and 2 more"
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "joined"])
