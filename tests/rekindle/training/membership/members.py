@@ -33,7 +33,7 @@ def started(*workers: str, **settings: Any) -> MembershipStateMachine:
     for worker in workers:
         membership.join(0, hello(worker))
     for worker in workers:
-        membership.ack(0, worker, 1, 0)
+        membership.acknowledge(0, worker, 1, 0)
     membership.tick(JOIN_TIMEOUT_S)
     assert membership.members == list(workers)
     for output in (membership.outbox, membership.events, membership.log):
