@@ -22,10 +22,11 @@ from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, sole_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

@@ -8,9 +8,10 @@ from typing import Any
 
 from argolocal.common.checked_names import show
 from argolocal.common.json_text import loads
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import pod_runner
-from rekindle.cluster.kubernetes_api import Cluster, Object
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
