@@ -12,6 +12,7 @@ from argolocal.common.checked_names import show
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.manifest.read import objects_of, split
+from argolocal.manifest.types import Manifest
 from argolocal.pods.artifacts import load
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
@@ -19,8 +20,6 @@ from argolocal.runner.run import LocalRun
 from argolocal.store import ObjectStore
 from argolocal.validate import Finding, lint_all
 from argolocal.view import summary
-
-Manifest = Mapping[str, Any]
 
 
 @runtime_checkable

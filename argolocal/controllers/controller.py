@@ -21,9 +21,9 @@ from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods import volumes
 
-Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 

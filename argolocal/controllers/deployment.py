@@ -31,10 +31,11 @@ from argolocal.common.processes import (
     python_command,
     start_time,
 )
-from argolocal.controllers.controller import Controller, Object, require_single_container
+from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

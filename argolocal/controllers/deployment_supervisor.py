@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from random import random
 from typing import Any
 
-from argolocal.controllers.controller import Controller, Object
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.deployment import Deployments, is_headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
+from argolocal.manifest.types import Object
 from argolocal.pods.containers import port_number
 
 POLL_INTERVAL_S = 0.05

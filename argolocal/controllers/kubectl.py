@@ -23,6 +23,7 @@ from argolocal.language.selector import SelectorError, evaluate_conditions, sele
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
+from argolocal.manifest.types import Object
 
 # ignored flags that have a value
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
@@ -56,7 +57,6 @@ PASSIVE_KINDS = (
 # type and status of the conditions of objects that have failed
 FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
-Object = dict[str, Any]
 
 
 class KubectlError(Exception):

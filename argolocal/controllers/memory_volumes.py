@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 from argolocal.common import program
 from argolocal.common.checked_names import InvalidName
 from argolocal.common.files import is_owned, make_owned
+from argolocal.manifest.types import Object
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -19,7 +19,6 @@ DIRECTORY_PREFIX = "argolocal-job-"
 OWNER_FILE = "run"  # name of the file with the path of the run that owns a memory volume
 # a run that has not used its memory volume for this long is unlikely to be resumed
 ABANDONED_AFTER_S = 3600.0
-Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:

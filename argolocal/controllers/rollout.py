@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from argolocal.common import exit_codes
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.controllers.controller import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory_volumes import memory_volume
 from argolocal.controllers.pod_process import Pod
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, run_claims

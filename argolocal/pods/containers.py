@@ -15,13 +15,12 @@ from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
+from argolocal.manifest.types import Data
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
-Container = Mapping[str, Any]
 
-
-def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
+def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
@@ -35,7 +34,7 @@ def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]
         )
 
 
-def port_number(container: Container, port: int | str) -> int:
+def port_number(container: Data, port: int | str) -> int:
     """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
     numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
     return int(numbers.get(port, port))
@@ -125,7 +124,7 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
             )
 
 
-def _check_program(container: Container, where: str, cluster: Cluster) -> None:
+def _check_program(container: Data, where: str, cluster: Cluster) -> None:
     image = container.get("image")
     if not image:
         raise ConfigError(f"{where}.image is missing: set it.")
@@ -137,7 +136,7 @@ def _check_program(container: Container, where: str, cluster: Cluster) -> None:
         )
 
 
-def _check_environment(container: Container, where: str) -> None:
+def _check_environment(container: Data, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
             raise ConfigError(
@@ -146,7 +145,7 @@ def _check_environment(container: Container, where: str) -> None:
             )
 
 
-def _check_mounts(container: Container, where: str) -> None:
+def _check_mounts(container: Data, where: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
         first_index = index_of_path.setdefault(path := mount["mountPath"], index)
@@ -157,7 +156,7 @@ def _check_mounts(container: Container, where: str) -> None:
             )
 
 
-def _check_resources(container: Container, where: str) -> None:
+def _check_resources(container: Data, where: str) -> None:
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     for name, request in (resources.get("requests") or {}).items():

@@ -16,7 +16,8 @@ from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest.schema import walk
-from argolocal.manifest.volume_claims import GC_STRATEGIES, Volume, mounts
+from argolocal.manifest.types import Data
+from argolocal.manifest.volume_claims import GC_STRATEGIES, mounts
 from argolocal.pods import filesystem
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
@@ -32,7 +33,7 @@ class VolumeDirectory:
     read_only: bool = False
 
 
-def delete(cluster: Cluster, volume: Volume) -> None:
+def delete(cluster: Cluster, volume: Data) -> None:
     """Remove a claim and its contents."""
     shutil.rmtree(
         _claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True
@@ -40,7 +41,7 @@ def delete(cluster: Cluster, volume: Volume) -> None:
 
 
 def create(
-    volumes: list[Volume],
+    volumes: list[Data],
     folder: Path,
     cluster: Cluster,
     field_value: FieldValue,
@@ -153,7 +154,7 @@ def _claim_path(cluster: Cluster, name: str) -> Path:
 
 
 def _files(
-    volume: Volume, cluster: Cluster, field_value: FieldValue, mode: int = 0o644
+    volume: Data, cluster: Cluster, field_value: FieldValue, mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield path, content and mode of every file of a volume."""
     for kind in READ_ONLY_KINDS:
@@ -207,7 +208,7 @@ def _keys(
             )
 
 
-def check_without_mounts(volumes: list[Volume], pod: str) -> None:
+def check_without_mounts(volumes: list[Data], pod: str) -> None:
     """Raise ConfigError for a volume whose contents cannot be shown without mount namespaces."""
     for volume in volumes:
         if "emptyDir" not in volume:

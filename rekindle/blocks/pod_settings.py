@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
     from rekindle.release.serve_config import ServeConfig
 
-Manifest = dict[str, Any]
+Manifest = dict[str, Any]  # an object, or a part of one, that a block builds
 
 USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 

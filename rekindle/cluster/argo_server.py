@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
-from rekindle.cluster.kubernetes_api import Object
+from argolocal.manifest.types import Object
 from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user
 from rekindle.names import PathName

@@ -4,8 +4,9 @@ free resources."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.training.cost.pod_requests import GIB, Pod, parse_quantity, read_pod
 
 NODES = Resource("v1", "nodes", namespaced=False)

@@ -2,8 +2,9 @@
 
 from argolocal.common.object_names import LABEL_VALUE
 from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Resource
 from rekindle.errors import Conflict
 from rekindle.kubernetes_names import NAME_LABEL
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from argolocal.manifest.allowed_values import API_VERSION
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
 from rekindle.names import PathName
 
-Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
 WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)

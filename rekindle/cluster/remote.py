@@ -5,9 +5,10 @@ answer = ask(cluster, workflow, Answer, "rekindle.view.explain", ...)
 """
 
 from argolocal.common.checked_names import show
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import pod_runner
-from rekindle.cluster.kubernetes_api import Cluster, Object
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.workflows import spec_of
 from rekindle.documents import D, validate
 from rekindle.errors import RekindleError

@@ -24,19 +24,12 @@ from argolocal.language.gofmt import timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.types import Object
 from argolocal.runner.retry_workflow import reset
 from rekindle.blocks.manifest.provenance import PROVENANCE
 from rekindle.blocks.manifest.render import manifest_sha256, order_keys
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import (
-    CRONS,
-    PODS,
-    TEMPLATES,
-    WORKFLOWS,
-    Cluster,
-    Object,
-    Resource,
-)
+from rekindle.cluster.kubernetes_api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Resource
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte

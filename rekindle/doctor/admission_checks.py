@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster.cluster_nodes import Node, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
+from rekindle.cluster.kubernetes_api import PODS, Cluster
 from rekindle.cluster.pod_runner import pod_manifest
 from rekindle.errors import Check
 from rekindle.training.cost.pod_requests import read_pod

@@ -18,6 +18,7 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.object_labels import DEFAULT_ARTIFACT_REPOSITORY
 from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.train_job import TRAINER_VERSION
@@ -26,7 +27,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import platform, queue
 from rekindle.cluster.cluster_nodes import ALL_PODS
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
 from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod

@@ -7,8 +7,9 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
 import json
 from collections.abc import Iterator
 
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
-from rekindle.cluster.kubernetes_api import Cluster, Object
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR

@@ -28,11 +28,12 @@ from argolocal.common.terminal import without_escapes
 from argolocal.common.wording import visible
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.manifest.types import Object
 from argolocal.view.display import is_terminal, log_line, task_of
 from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
+from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.documents import Document
 from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.view.progress import progress_in

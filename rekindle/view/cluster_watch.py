@@ -15,10 +15,11 @@ from typing import Any
 from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.types import Object
 from argolocal.view import display, summary
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster, Object
+from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError

@@ -27,7 +27,7 @@ from rekindle.blocks.manifest.provenance import (
     git_sha,
     lock_hash,
 )
-from rekindle.blocks.pod_settings import labels
+from rekindle.blocks.pod_settings import Manifest, labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.step import pack
@@ -37,7 +37,6 @@ from rekindle.training.cost.prices import ANNOTATION, Prices
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
 
-Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
 # Kubernetes rejects objects of 1.5 MB, and Argo adds its status to the same object

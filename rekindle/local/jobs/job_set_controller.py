@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.controllers.controller import Controller, Object, require_single_container
+from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.controllers.pod_process import Pod
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.object_labels import TRAINER_STEP
+from argolocal.manifest.types import Object
 from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended

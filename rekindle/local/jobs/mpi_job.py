@@ -12,15 +12,10 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import python_command
 from argolocal.controllers.pod_process import Pod
+from argolocal.manifest.types import Object
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
-from rekindle.local.jobs.frameworks import (
-    MPI_DIRECTORY,
-    Object,
-    pod_name,
-    replica_count,
-    replicas_of,
-)
+from rekindle.local.jobs.frameworks import MPI_DIRECTORY, pod_name, replica_count, replicas_of
 
 VOLUME = "mpi-job-config"
 

@@ -8,9 +8,10 @@ other names for the cohort).
 import math
 from collections.abc import Iterator, Mapping
 
+from argolocal.manifest.types import Object
 from rekindle.cluster.cluster_nodes import amounts, excess, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.queue import VERSIONS, list_objects
 from rekindle.operations.plan.resources import totals
 from rekindle.training.cost.pod_requests import Replicas, parse_quantity

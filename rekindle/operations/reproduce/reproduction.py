@@ -14,7 +14,8 @@ import yaml
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
-from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
+from rekindle.blocks.manifest.render import manifest_sha256, to_yaml
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, STORE_SECRET
 from rekindle.local.cluster import LocalCluster

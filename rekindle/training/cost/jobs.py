@@ -12,9 +12,10 @@ from typing import Any
 from argolocal.common import causes
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.types import Manifest
 from argolocal.view.summary import timestamp
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Manifest, Replicas
+from rekindle.training.cost.pod_requests import Replicas
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import COORDINATOR, LAUNCHER
 

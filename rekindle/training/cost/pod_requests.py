@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from argolocal.language.quantity import quantity
+from argolocal.manifest.types import Manifest
 
 GIB = 1 << 30
 # fields of a job or a Deployment with its number of pods
@@ -40,7 +41,6 @@ ACCELERATOR = re.compile(
     r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
     re.IGNORECASE,
 )
-Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from typing import Any
 
 from pydantic import Field
 
+from argolocal.manifest.types import Manifest
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.sections import Section
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Manifest, Pod
+from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 LAUNCHER = "rekindle.training.launch.launcher"

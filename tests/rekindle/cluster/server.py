@@ -22,8 +22,8 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from argolocal.manifest.patch import merge
+from argolocal.manifest.types import Object
 
-Object = dict[str, Any]
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
 LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from argolocal.common import homes
-from argolocal.controllers.kubectl import Object
+from argolocal.manifest.types import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import claims, entries
