@@ -34,8 +34,8 @@ from rekindle.__main__ import main
 atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
-# numbers of imports; the first seven precede the handler of `rekindle.__main__`
-FIRST_IMPORT = 8
+# numbers of imports; the first eight precede the handler of `rekindle.__main__`
+FIRST_IMPORT = 9
 MAX_IMPORTS = 20_000
 STEP_HELP = ("step", "steps.prepare", "--help")
 # as a script starts `nohup ... &`
