@@ -1,22 +1,24 @@
 """A shared volume that caches datasets: only the first pod downloads a dataset from S3
 (`cluster.cache`).
 
-A dataset is stored under its digest, written under a lock and renamed when complete
-(rekindle/training/local_dataset.py), so pods of several runs can share the volume. A lost volume
-costs a download; it never holds results.
+Pods of several runs can share the volume: each dataset is stored under its digest, written under a
+lock and renamed when complete (rekindle/training/local_dataset.py). The volume contains only
+copies, so a lost volume costs only a download.
 """
 
 from typing import Any
 
 from rekindle.blocks.pod_settings import Manifest
 
-CACHE = "REKINDLE_CACHE"  # copied from rekindle/training/local_dataset.py, which is slow to import
+CACHE_VARIABLE = (
+    "REKINDLE_CACHE"  # copied from rekindle/training/local_dataset.py, which is slow to import
+)
 CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write to
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
-    """Return a claim, `shared` by all nodes (ReadWriteMany: NFS, EFS, Filestore, Azure Files) or
-    used by one node.
+    """Return a PersistentVolumeClaim that all nodes can mount (`shared`, ReadWriteMany: NFS, EFS,
+    Filestore, Azure Files) or only one node.
 
     Source: Kubernetes v1 PersistentVolumeClaim.
     """
@@ -38,13 +40,13 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
 
 
 def mount_cache(pod: Manifest, claim: str) -> Manifest:
-    """Return the PodSpec with the claim mounted as a cache of datasets; unchanged if `claim` is
-    empty."""
+    """Return the PodSpec with `claim` mounted as a cache of datasets; return it unchanged if
+    `claim` is empty."""
     if not claim:
         return pod
 
     [main] = pod["containers"]
-    main["env"] = [*main["env"], {"name": CACHE, "value": CACHE_PATH}]
+    main["env"] = [*main["env"], {"name": CACHE_VARIABLE, "value": CACHE_PATH}]
     main["volumeMounts"] = [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]
 
     cache = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}

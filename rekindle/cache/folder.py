@@ -1,4 +1,4 @@
-"""The folder of this user on this machine for data that can be created again."""
+"""The local cache folder of this user, for data that can be downloaded or computed again."""
 
 import os
 import tempfile
@@ -8,26 +8,26 @@ from argolocal.common.files import make_own
 from rekindle.errors import RekindleError
 
 # environment variable with the directory for datasets; its disk must have enough space
-CACHE = "REKINDLE_CACHE"
+CACHE_VARIABLE = "REKINDLE_CACHE"
 
 
 def cache_folder() -> Path:
     """Return the directory for datasets and results of checks. Raises RekindleError."""
-    directory = os.environ.get(CACHE)
+    directory = os.environ.get(CACHE_VARIABLE)
     if directory:
         return Path(directory)
     return own_folder()
 
 
 def own_folder() -> Path:
-    """Return the directory of this user on this machine, which no other machine shares. Raises
+    """Return a temporary directory that only this user on this machine uses. Raises
     RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
         make_own(directory)
     except OSError as error:
         raise RekindleError(
-            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another"
-            " directory."
+            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE_VARIABLE} to"
+            " another directory."
         ) from error
     return directory

@@ -1,7 +1,7 @@
-"""Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted
-afterwards.
+"""Run a module in a pod of the namespace, which reaches the object store as steps do; then delete
+the pod.
 
-answers = run_module(cluster, workflow, "rekindle.view.explain", ...)
+    records = run_module(cluster, workflow, "rekindle.view.explain", ...)
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
 def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
-    """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints,
+    """Run `python -m MODULE ARGS` in the image of the run; return the JSON objects that it prints,
     one per line.
 
     Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
@@ -45,19 +45,20 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
         reason = lines[-1].strip() if lines else "no output"
         raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
 
-    return [_record(subject, line) for line in lines if line.startswith("{")]
+    return [_parse_record(subject, line) for line in lines if line.startswith("{")]
 
 
-def ask(cluster: Cluster, workflow: Object, module: str, *args: str) -> Any:
-    """Return the last JSON object that `run_module` returns. Raises ApiError, RekindleError."""
+def run_for_result(cluster: Cluster, workflow: Object, module: str, *args: str) -> Any:
+    """Run a module as `run_module` does, and return the last JSON object that it prints. Raises
+    ApiError, RekindleError."""
     records = run_module(cluster, workflow, module, *args)
     if not records:
         raise RekindleError(f"the pod that runs {module} printed no result. {REMEDY}")
     return records[-1]
 
 
-def _record(subject: str, line: str) -> Any:
-    """Return the JSON object that a pod has printed. Raises RekindleError."""
+def _parse_record(subject: str, line: str) -> Any:
+    """Parse a line that a pod has printed as JSON. Raises RekindleError."""
     try:
         return loads(line)
     except ValueError as error:
@@ -67,8 +68,8 @@ def _record(subject: str, line: str) -> Any:
 
 
 def _image_of(workflow: Object) -> str:
-    """Return the image of the run's first step of Rekindle. Raises RekindleError without such a
-    step."""
+    """Return the image of the first template that runs a step of Rekindle. Raises RekindleError if
+    there is no such template."""
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]

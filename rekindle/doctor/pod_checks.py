@@ -7,7 +7,7 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
 import json
 from collections.abc import Iterator
 
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.kubernetes_api import Cluster, Object
 from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
 from rekindle.errors import Check
@@ -33,7 +33,7 @@ def checks_from_pod(
 ) -> Iterator[Check]:
     """Check the images, the object store and MLflow. Raises ApiError."""
     images = dict.fromkeys(
-        [config.pod("train").image, *(config.pod(name).image for name in DEFAULTS)]
+        [config.pod("train").image, *(config.pod(name).image for name in POD_DEFAULTS)]
     )
 
     containers = {

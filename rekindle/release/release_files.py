@@ -23,12 +23,12 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, JsonValue
 
 from argolocal.common.json_text import MAX_BYTES, to_json
-from rekindle.content.dataset import FILES
+from rekindle.content.dataset import FILE_LIST
 from rekindle.content.hashes import file_sha256
 from rekindle.content.verified_release import (
-    DESCRIBED,
-    RECORD,
+    DESCRIBED_FILES,
     REFERENCE,
+    RELEASE_RECORD,
     REMEDY,
     VERDICT,
     FileHashes,
@@ -174,7 +174,9 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 def describing_hashes(folder: Path) -> dict[str, str]:
     """Return {file: sha256} of the files of a release that are not part of its hash."""
-    return {name: file_sha256(folder / name) for name in DESCRIBED if (folder / name).exists()}
+    return {
+        name: file_sha256(folder / name) for name in DESCRIBED_FILES if (folder / name).exists()
+    }
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
@@ -213,7 +215,7 @@ def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> N
     Several processes may release the same files at the same time: the files that release.json
     describes are those of the process that has written it.
     """
-    key = f"{prefix}{RECORD}"
+    key = f"{prefix}{RELEASE_RECORD}"
     while True:
         current = store.head(key)
         for name in record.get("described", {}):
@@ -236,7 +238,7 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
     """Return the owner of a release; None if release.json is missing or malformed. Raises
     StorageError."""
     try:
-        return read_object(Owner, store, f"{prefix}{RECORD}")
+        return read_object(Owner, store, f"{prefix}{RELEASE_RECORD}")
     except (NotFound, InvalidDocument):
         return None
 
@@ -261,7 +263,10 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     """
     try:
         record = parse(
-            Record, (folder / RECORD).read_bytes(), f"{address.rstrip('/')}/{RECORD}", REMEDY
+            Record,
+            (folder / RELEASE_RECORD).read_bytes(),
+            f"{address.rstrip('/')}/{RELEASE_RECORD}",
+            REMEDY,
         )
         model = (folder / MODEL_FILE).read_bytes()
         description = parse_description(model, f"{address.rstrip('/')}/{MODEL_FILE}")
@@ -274,7 +279,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     if description.sha256 != record.model_sha256:
         raise DataError(
             f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and"
-            f" {record.model_sha256} in {RECORD}. {REMEDY}"
+            f" {record.model_sha256} in {RELEASE_RECORD}. {REMEDY}"
         )
 
     return record
@@ -288,7 +293,7 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     try:
         reject_other_folder(prefix, store.uri(prefix))
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, "dataset.json", VERDICT, RECORD):
+        for file in (*MODEL, "dataset.json", VERDICT, RELEASE_RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
 
@@ -323,7 +328,7 @@ def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises
     DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
-    files.update({FILES: dataset / FILES} if (dataset / FILES).exists() else {})
+    files.update({FILE_LIST: dataset / FILE_LIST} if (dataset / FILE_LIST).exists() else {})
 
     files.update(
         {

@@ -13,9 +13,9 @@ from typing import Any
 from argolocal.common.disk import check_space
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from rekindle.cache.folder import CACHE, cache_folder, own_folder
+from rekindle.cache.folder import CACHE_VARIABLE, cache_folder, own_folder
 from rekindle.content import hashes
-from rekindle.content.dataset import FILES, files_below, verify_dataset
+from rekindle.content.dataset import FILE_LIST, list_dataset_files, verify_dataset
 from rekindle.errors import ConfigError, DataError, RekindleError, say
 from rekindle.names import Digest
 from rekindle.storage import NotFound, Store
@@ -89,12 +89,14 @@ def _note(digest: str) -> Path:
 
 
 def _stamp(folder: Path) -> str:
-    return hashes.stamp([folder / FILES, *files_below(folder).values()])
+    return hashes.compute_stamp([folder / FILE_LIST, *list_dataset_files(folder).values()])
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:
     size = sum(entry.size for entry in store.list(prefix.rstrip("/") + "/"))
-    check_space("the dataset", size, target.parent, f"free space, or set {CACHE} to a larger disk.")
+    check_space(
+        "the dataset", size, target.parent, f"free space, or set {CACHE_VARIABLE} to a larger disk."
+    )
 
     try:
         store.download(prefix.rstrip("/") + "/", target)
@@ -103,7 +105,7 @@ def _download(store: Store, prefix: str, target: Path) -> None:
     except OSError as error:
         raise RekindleError(
             f"cannot store the dataset in {target.parent} ({error}): free some space, or set"
-            f" {CACHE} to a larger disk."
+            f" {CACHE_VARIABLE} to a larger disk."
         ) from error
 
     if not (target / "dataset.json").exists():

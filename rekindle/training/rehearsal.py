@@ -50,7 +50,7 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
     cpu_sections = sections | {
         "train": train | ({"device": "cpu"} if train["device"] == "auto" else {})
     }
-    code_digest = code.identity([STEP, sections["workload"]])
+    code_digest = code.code_identity([STEP, sections["workload"]])
     source = _stamp(sections["data"])
     identity = {"code": code_digest, "sections": cpu_sections, "source": source}
     folder = cache_folder() / "trainable"

@@ -19,7 +19,13 @@ from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.waiting_pods import add_waiting
-from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
+from rekindle.cluster.workflows import (
+    SHA256_ANNOTATION,
+    decompress_nodes,
+    is_offloaded,
+    read_run,
+    spec_of,
+)
 from rekindle.errors import RekindleError
 from rekindle.operations import results
 from rekindle.release.serve_config import TOKENS
@@ -30,7 +36,7 @@ REFRESH_INTERVAL_S = 2.0
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     """Show a run until it completes. Raises ConfigError if it does not exist."""
-    workflow = read(cluster, name)
+    workflow = read_run(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
 
@@ -129,7 +135,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     status = workflow["status"]
     is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, workflow_origin.label(workflow, "name"))
+    endpoint = _endpoint(cluster, workflow_origin.read_label(workflow, "name"))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
@@ -148,11 +154,11 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
 def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
-    sha256 = (metadata.get("annotations") or {}).get(SHA256)
+    sha256 = (metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],
-        "endpoint": _endpoint(cluster, workflow_origin.label(workflow, "name")),
+        "endpoint": _endpoint(cluster, workflow_origin.read_label(workflow, "name")),
     }
     status = workflow.get("status") or {"phase": "Pending"}
     cost = results.costs(status, {"spec": spec_of(workflow)})
@@ -173,7 +179,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
 
 
 def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
-    name = workflow_origin.label(workflow, "name")
+    name = workflow_origin.read_label(workflow, "name")
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
     url = f"localhost:{port}/v1/models/{name}/example"

@@ -61,15 +61,17 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     """
     from rekindle.cluster import remote, workflows
 
-    name = name or workflows.newest(cluster)
-    workflow = workflows.read(cluster, name)
+    name = name or workflows.newest_run(cluster)
+    workflow = workflows.read_run(cluster, name)
     status = workflow.get("status") or {}
     costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
 
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
-        answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
+        answer = remote.run_for_result(
+            cluster, workflow, "rekindle.view.explain", name, to_json(tariffs)
+        )
 
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 

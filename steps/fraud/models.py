@@ -25,8 +25,8 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-INITIAL_LOGIT = -5.0  # fraud is rare
-CLIP = 8.0  # limit of standardized inputs; heavier tails do not help
+INITIAL_LOGIT = -5.0  # low, since fraud is rare
+CLIP = 8.0  # limit of standardized inputs; larger values do not help
 
 
 class Block(nn.Module):
@@ -196,8 +196,8 @@ def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor
     → float64 [B].
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
-    the model not too narrow (see scoring.py), the bits do not depend on the position in the batch.
-    For that, the sigmoid is applied to the last positions only: over all positions, the remainder
-    of its vector loop would give other bits.
+    the model is wide enough (MIN_BATCH_WIDTH in scoring.py), the bits of a score do not depend on
+    the position in the batch. Therefore the sigmoid is applied to the last positions only: applied
+    to all positions, its vectorized loop would treat the remainder differently.
     """
     return model(features, lengths - 1).squeeze(1).double().sigmoid()

@@ -8,36 +8,39 @@ from rekindle.documents import InvalidDocument, parse_object
 
 def is_rekindle(manifest: Mapping[str, Any]) -> bool:
     """Return True if Rekindle rendered the manifest."""
-    return label(manifest, "part-of") == "rekindle"
+    return read_label(manifest, "part-of") == "rekindle"
 
 
-def label(manifest: Mapping[str, Any], name: str) -> str | None:
+def read_label(manifest: Mapping[str, Any], name: str) -> str | None:
     """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
     return ((manifest.get("metadata") or {}).get("labels") or {}).get(f"app.kubernetes.io/{name}")
 
 
-def pipeline(workflow: Mapping[str, Any]) -> str:
-    """Return the pipeline of a run; without a label, the name of the run without its last part."""
+def pipeline_of(workflow: Mapping[str, Any]) -> str:
+    """Return the pipeline of a run from its label or, without the label, from the name of the
+    run."""
     name = workflow["metadata"]["name"]
-    return label(workflow, "name") or name.rpartition("-")[0] or name
+    return read_label(workflow, "name") or name.rpartition("-")[0] or name
 
 
-def parameter(manifest: Mapping[str, Any], name: str) -> str:
+def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
     """Return the value of a workflow parameter; "" if it is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
 
 
-def config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config in the workflow parameter `config`; {} without the parameter. Raises
     InvalidDocument."""
     name = (manifest.get("metadata") or {}).get("name") or "the workflow"
-    return parse_object(parameter(manifest, "config") or "{}", f"the parameter `config` of {name}")
+    return parse_object(
+        read_parameter(manifest, "config") or "{}", f"the parameter `config` of {name}"
+    )
 
 
-def config_or_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a manifest; {} if Rekindle has not rendered the manifest."""
+def read_config_or_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a manifest; {} if its parameter `config` is not a config."""
     try:
-        return config(manifest)
+        return read_config(manifest)
     except InvalidDocument:
         return {}

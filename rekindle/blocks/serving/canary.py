@@ -1,9 +1,9 @@
-"""Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an
-HTTPRoute.
+"""The rollout of a canary: gives a candidate a share of the traffic, approximately by its number of
+pods, or exactly by an HTTPRoute.
 
-steps.canary decides the share, when it grows, and from the champion's pods the number of the
-candidate's pods. The template `rollout` applies the share and calls itself until the step ends the
-rollout, so the template does not depend on the number of `serve.canary.steps`.
+The step steps.canary decides the share, when it grows, and how many pods the candidate needs
+compared with the champion. The template `rollout` applies the share and calls itself until the step
+ends the rollout, so the manifest does not depend on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,18 @@ from collections.abc import Callable
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.container import retries
-from rekindle.blocks.manifest.quoting import as_word
+from rekindle.blocks.container import limit_retries
+from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
+from rekindle.blocks.resource import (
+    AFTER_SCALE,
+    apply_template,
+    integer_input,
+    read_template,
+    scale_template,
+    select_arguments,
+    text_tag,
+)
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
 from rekindle.release.serve_config import ServeConfig
@@ -33,7 +41,7 @@ OUTCOME_EXPRESSION = (
 )
 
 
-def rollout(
+def rollout_dag(
     unique_name: Callable[[str], str],
     watch: Container,
     model: str,
@@ -41,28 +49,28 @@ def rollout(
     deployment: Manifest,
     can_repeat: bool,
 ) -> DAG:
-    """Return a DAG that increases a candidate's share from `percent`, at first 0; its output
-    `canary` has the outcome.
+    """Return a DAG that increases a candidate's share from its input `percent`, at first 0; its
+    output `canary` is the outcome.
 
-    `unique_name` returns unique template names, `watch` is the template of steps.canary, and
-    `deployment` is the candidate's Deployment. `can_repeat`: input of the step.
+    `unique_name`: function that makes a template name unique; `watch`: template of steps.canary;
+    `deployment`: the candidate's Deployment; `can_repeat`: input of steps.canary.
     """
-    candidate = {field: text(field) for field in CANDIDATE_INPUTS}
+    candidate = {field: text_tag(field) for field in CANDIDATE_INPUTS}
     watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-    continues = as_word(f"'{watch_outputs['percent']}' != '0'")
+    continues = quote_word(f"'{watch_outputs['percent']}' != '0'")
 
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
-        former_server = text("former")
-        pods = read(
+        former_server = text_tag("former")
+        pods = read_template(
             unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
         )
         Task(name="champion", template=pods, arguments={"former": former_server})
 
         watch_inputs = {
             **{field: value for field, value in candidate.items() if field != "model_uri"},
-            "percent": text("percent"),
+            "percent": text_tag("percent"),
             "name": model,
             "rule": to_text(serve.canary),
             "can_repeat": to_text(can_repeat),
@@ -75,8 +83,8 @@ def rollout(
             needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
             Task(
                 name="scale",
-                template=scale(unique_name("scale"), STARTUP_SECONDS),
-                arguments={"server": text("server"), "replicas": watch_outputs["replicas"]},
+                template=scale_template(unique_name("scale"), STARTUP_SECONDS),
+                arguments={"server": text_tag("server"), "replicas": watch_outputs["replicas"]},
                 when=f"{continues} && {needs_pods}",
                 depends="watch",
             )
@@ -85,9 +93,9 @@ def rollout(
         Task(
             name="share",
             template=share,
-            arguments=arguments(share, candidate | watch_outputs),
+            arguments=select_arguments(share, candidate | watch_outputs),
             when=continues,
-            depends=SCALED if is_split else "watch",
+            depends=AFTER_SCALE if is_split else "watch",
         )
         Task(
             name="next",
@@ -103,45 +111,45 @@ def rollout(
 def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
-        return apply(
+        return apply_template(
             name,
-            http_route(model, serve, text("server")),
+            http_route(model, serve, text_tag("server")),
             inputs=("server", "percent"),
-            retry=retries(2),
+            retry=limit_retries(2),
         )
 
     inputs = ("model_uri", "server", "version", "former", "replicas")
 
-    return apply(
+    return apply_template(
         name,
         _canary_deployment(deployment, model),
         inputs=inputs,
-        retry=retries(2),
+        retry=limit_retries(2),
         success=SUCCESS,
         failure=FAILURE,
     )
 
 
 def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
-    """Return a Deployment with `replicas` pods of the candidate that share the Service of the
+    """Return a Deployment of `replicas` candidate pods that get requests from the Service of the
     current version.
 
-    The pods have the labels of `former`, the current Deployment, which the Service selects; the new
-    Deployment selects them by another label.
+    The pods have the labels of `former`, the current Deployment, so the Service selects them, too;
+    the new Deployment selects them by an additional label.
     """
-    selector = {"app.kubernetes.io/name": model, CANARY: text("server")}
+    selector = {"app.kubernetes.io/name": model, CANARY: text_tag("server")}
     template = deployment["spec"]["template"]
-    pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
+    pod_labels = template["metadata"]["labels"] | labels(model, text_tag("former")) | selector
     pods = {"template": template | {"metadata": {"labels": pod_labels}}}
 
     return deployment | {
         "metadata": {
-            "name": f"{text('server')}-canary",
+            "name": f"{text_tag('server')}-canary",
             "labels": selector | {WORKFLOW: "{{workflow.name}}"},
         },
         "spec": (
             deployment["spec"]
-            | {"replicas": number("replicas"), "selector": {"matchLabels": selector}}
+            | {"replicas": integer_input("replicas"), "selector": {"matchLabels": selector}}
             | pods
         ),
     }

@@ -12,7 +12,7 @@ from argolocal.manifest.shape import shape_errors
 from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
-from rekindle.cluster.kubernetes_api import TEMPLATES, Cluster, Resource
+from rekindle.cluster.kubernetes_api import WORKFLOW_TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NO_CACHE = Reason("the cache is not used")
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
-    "WorkflowTemplate": TEMPLATES,
+    "WorkflowTemplate": WORKFLOW_TEMPLATES,
     "ClusterWorkflowTemplate": Resource(
         "argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False
     ),

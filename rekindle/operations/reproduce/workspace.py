@@ -21,7 +21,7 @@ from argolocal.common.linux import die_with_parent
 from argolocal.common.processes import python
 from argolocal.pods.containers import containers_of
 from rekindle import tracking
-from rekindle.cache.folder import CACHE
+from rekindle.cache.folder import CACHE_VARIABLE
 from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
@@ -33,7 +33,7 @@ from rekindle.storage import Store
 # variables with the user's services, project and config overrides
 REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
 REMOVED_VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
-KEPT_VARIABLES = (CACHE,)  # variables that the commands of the workspace inherit
+KEPT_VARIABLES = (CACHE_VARIABLE,)  # variables that the commands of the workspace inherit
 # removed twice, because processes that end at the same time may still write
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.verified_release import DESCRIBING, MLFLOW_FILES, RECORD
+from rekindle.content.verified_release import MLFLOW_FILES, RELEASE_RECORD, UNHASHED_FILES
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import read_owner
@@ -68,7 +68,7 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
     for item in removal.runs:
         with host.hold(item.run.name) as is_held:
             if is_held:
-                entries.remove(
+                entries.remove_entries(
                     store, [entry for entry in removal.entries if entry.workflow == item.run.name]
                 )
                 # also since the decision
@@ -117,7 +117,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
         return bool(keys)
 
     if mark:
-        claims.remove(store, run)
+        claims.remove_claims(store, run)
     own_id = listing.store_id(store)
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
@@ -192,14 +192,14 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
 
     Objects that others have put into its folder stay.
     """
-    record_key = f"{release.prefix}{RECORD}"
+    record_key = f"{release.prefix}{RELEASE_RECORD}"
     owner = read_owner(store, release.prefix)
     if not owner or (owner.name, owner.version) != (release.model, str(release.version)):
         return
     mark = owner.model_copy(update={"removed": True})
     store.put(record_key, mark.model_dump_json().encode())
 
-    names = owner.files.keys() | DESCRIBING | MLFLOW_FILES
+    names = owner.files.keys() | UNHASHED_FILES | MLFLOW_FILES
     own_keys = {f"{release.prefix}{name}" for name in names} - {record_key}
     store.delete([key for key in keys if key in own_keys])
     store.delete([record_key])

@@ -32,7 +32,7 @@ from rekindle.training.checkpoint.snapshot_file import SnapshotFile
 from rekindle.training.checkpoint.snapshots import Snapshots
 from rekindle.training.group.interruptible import GroupBroken, fulfil
 from rekindle.training.local_dataset import LoaderState
-from rekindle.training.training_state import State, raw
+from rekindle.training.training_state import State, tensor_bytes
 
 MAX_SNAPSHOT_SHARE = 0.01  # share of the training time for snapshots, if hot_seconds is not set
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
@@ -315,7 +315,7 @@ class Checkpoints:
 
         def read() -> Manifest | None:
             try:
-                return remote.restore(raw(target), snapshot_step)
+                return remote.restore(tensor_bytes(target), snapshot_step)
             except StorageError as error:
                 if read_abandoned.is_set() or cancelled():
                     raise GroupBroken(
@@ -377,7 +377,7 @@ class Checkpoints:
             else:
                 target = torch.empty_like(memory, device="cpu")
 
-            file.load(snapshot, raw(target))
+            file.load(snapshot, tensor_bytes(target))
             if target is not memory:
                 memory.copy_(target)
 

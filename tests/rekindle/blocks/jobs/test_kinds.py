@@ -5,7 +5,7 @@ import pytest
 
 from rekindle.blocks.jobs.kubeflow import Replica, training_job
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.blocks.volume import CACHE
+from rekindle.blocks.volume import CACHE_VARIABLE
 from rekindle.cache import folder
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs
@@ -116,9 +116,9 @@ def test_a_retired_kind_of_job_is_rejected_with_the_reason() -> None:
 
 
 def test_workers_look_for_datasets_on_the_mounted_volume() -> None:
-    assert CACHE == folder.CACHE
+    assert CACHE_VARIABLE == folder.CACHE_VARIABLE
     worker = pod_specs(kinds(cache="datasets")["PyTorchJob"].manifest)[1]
     (container,) = worker["containers"]
-    path = {each["name"]: each.get("value") for each in container["env"]}[CACHE]
+    path = {each["name"]: each.get("value") for each in container["env"]}[CACHE_VARIABLE]
     (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == path]
     assert {"name": volume, "persistentVolumeClaim": {"claimName": "datasets"}} in worker["volumes"]
