@@ -56,7 +56,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return command
 
 
-def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
+def report(bars: list[Bar], *, as_json: bool, **more: object) -> int:
     """Print the figures, and in JSON also the entries of `more`. Returns the exit code of the
     benchmark."""
     if as_json:

@@ -36,7 +36,7 @@ from rekindle.training.checkpoint.durable import CHUNK_BYTES, RankSize, run_para
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State, raw
+from rekindle.training.training_state import State, tensor_bytes
 
 STEP = 0.2  # seconds of a step that runs during a write in the background
 SHORT = 0.00043  # seconds of a short step, for the overhead of snapshots
@@ -79,7 +79,7 @@ def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]])
     state = State(model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu"))
     name = f"benchmark-{os.getpid()}-{megabytes}"
 
-    def note(event: str, **fields: Any) -> None:
+    def note(event: str, **fields: object) -> None:
         events.append({"event": event} | fields)
 
     loader = LoaderState(None)
@@ -134,7 +134,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
     state = checkpoints.state
     figures = dict[str, list[float]]()
     target = torch.zeros_like(state.memory)
-    view = raw(state.memory)
+    view = tensor_bytes(state.memory)
     client = store.short_retries()
 
     def record(name: str, value: float) -> None:

@@ -81,7 +81,7 @@ def contenders(windows: TrainingWindows) -> dict[str, Next]:
     }
 
 
-def _identity(batch: Any) -> Any:
+def _identity(batch: object) -> Any:
     return batch
 
 

@@ -51,7 +51,7 @@ class Tracker(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"{}")
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Discard the log message."""
 
 
@@ -94,7 +94,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def measure(
-    env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any
+    env: dict[str, str], size: int, settings: dict[str, Any], **turns: object
 ) -> list[dict[str, Any]]:
     """Train with `size` processes. Returns the figures of each process (see `Turns.result`)."""
     name = f"run-{os.urandom(4).hex()}"

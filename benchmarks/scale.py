@@ -49,7 +49,8 @@ class Member(asyncio.Protocol):
         self.list_time = 0.0
         self.joined = False
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def introduce(self, nonce: str) -> None:

@@ -79,7 +79,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     from safetensors.torch import save_file
 
     from rekindle import families
-    from rekindle.content.verified_release import RECORD
+    from rekindle.content.verified_release import RELEASE_RECORD
     from rekindle.release import pyfunc
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
@@ -127,7 +127,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
         "files": hashes,
     }
 
-    (release / RECORD).write_text(json.dumps(record))  # for MLflow, which loads this folder
+    (release / RELEASE_RECORD).write_text(json.dumps(record))  # for MLflow, which loads this folder
 
     return release, instances
 

@@ -1,7 +1,7 @@
-"""Manual approval: the pipeline waits after the evaluation; `rekindle resume RUN` approves the
+"""Manual approval: the pipeline waits after the evaluation until `rekindle resume RUN` approves the
 release.
 
-rekindle run configs/approval.yaml
+    rekindle run configs/approval.yaml
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Compare the recent requests of a model with its test rows; on drift, send a notification and
 optionally retrain.
 
-rekindle run configs/drift.yaml --set drift.model=demo
+    rekindle run configs/drift.yaml --set drift.model=demo
 """
 
 from typing import Any

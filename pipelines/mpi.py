@@ -1,7 +1,7 @@
-"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers; these processes
+"""Training in an MPIJob: the Launcher starts one process per slot of the Workers, and all processes
 train one model.
 
-rekindle run configs/mpi.yaml
+    rekindle run configs/mpi.yaml
 """
 
 from typing import Any

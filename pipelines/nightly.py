@@ -1,7 +1,7 @@
-"""Two networks on augmented images: a custom step between prepare and train; the better network is
-released.
+"""Two networks on images that a custom step augments between prepare and train; the pipeline
+releases the better network.
 
-rekindle run configs/nightly.yaml
+    rekindle run configs/nightly.yaml
 """
 
 from typing import Any

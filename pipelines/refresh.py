@@ -3,13 +3,14 @@ switch.
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
-The weights do not change, only the serving state; the new release is verified like any release.
+The weights stay the same, only the serving state changes; `verify` checks the new release like any
+other.
 """
 
 from typing import Any
 
 from rekindle import Config, blocks
-from rekindle.blocks.manifest.provenance import BACKFILL, parameter
+from rekindle.blocks.manifest.provenance import BACKFILL, parameter_tag
 
 
 def build(config: Config) -> Any:
@@ -23,7 +24,7 @@ def build(config: Config) -> Any:
             data=data,
             workflow="{{workflow.name}}",
             experiment=config.name,
-            backfill=parameter(BACKFILL),
+            backfill=parameter_tag(BACKFILL),
         )
 
         blocks.ship(refreshed)

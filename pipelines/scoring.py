@@ -1,9 +1,9 @@
-"""Batch scoring with the champion: one pod per file or folder below a prefix of the bucket.
+"""Batch scoring with the champion: one pod for each file or folder below a key prefix.
 
     rekindle run configs/scoring.yaml --set scoring.files=incoming/october
 
-A pod stores its predictions in the bucket below WORKFLOW/score/POD/predictions; a file of
-predictions has the name of its input file.
+Each pod stores its predictions in the bucket below WORKFLOW/score/POD/predictions, in files with
+the names of the input files.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best
-becomes the candidate.
+"""A sweep: trials train in parallel, the better trials continue from their checkpoints, and the
+best trial becomes the candidate.
 
     rekindle sweep configs/sweep.yaml
 
@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks, project
-from rekindle.blocks.container import RETRY_CONDITION, retries
+from rekindle.blocks.container import RETRY_CONDITION, limit_retries
 from rekindle.blocks.pod_settings import pod_spec, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
@@ -38,8 +38,8 @@ class Config(rekindle.Config):
 
 
 def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
-    """Return a budget in money as hours of a pod that trains trials. Raises ConfigError without a
-    price."""
+    """Convert a budget in money to hours of a pod that trains trials. Raises ConfigError if the
+    price of the pod is unknown."""
     if not budget.money:
         return budget
 
@@ -77,8 +77,8 @@ def build(config: Config) -> Any:
         "default": select_default_settings(sweep, config.train, config.model),
         "whole": find_integer_settings(sweep, config.train, config.model),
     }
-    # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted
-    # several times
+    # limit of retries: a pod trains several trials, each on up to `rungs` rungs, and each training
+    # may be interrupted several times
     limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.trial_count // sweep.pod_count)
 
     with blocks.pipeline(config) as workflow:
@@ -100,7 +100,7 @@ def build(config: Config) -> Any:
             with_items=list(range(sweep.pod_count)),
         )
 
-        trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        trials.template.retry_strategy = limit_retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
         best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
 

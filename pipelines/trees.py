@@ -1,7 +1,7 @@
-"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; validation chooses
-one of the models.
+"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel, and validation
+chooses one of the two models.
 
-rekindle run configs/trees.yaml
+    rekindle run configs/trees.yaml
 """
 
 from typing import Any

@@ -23,7 +23,7 @@ def _load() -> Callable[[], int | None]:
     if sys.argv[1:2] == ["step"]:
         from rekindle.cache import loaded
 
-        loaded.watch()
+        loaded.record_loaded_files()
         from rekindle import step
         from rekindle.cache.runner import execute
 

@@ -1,5 +1,4 @@
-"""JSON documents from the object store, MLflow, a cluster or a folder, as types that only a valid
-document has.
+"""Parse and validate JSON documents from the object store, MLflow, a cluster or a folder.
 
     class Verdict(Document):
         rows: int = Field(0, ge=0)
@@ -7,9 +6,9 @@ document has.
     verdict = read_object(Verdict, store, "releases/fraud/0123456789ab/verdict.json")
     verdict = read_file(Verdict, folder / "verdict.json")
 
-A malformed document is an InvalidDocument, whose message has one line: the document, the wrong
-field and the rule. Unknown fields are ignored: a later version of Rekindle may have written the
-document.
+A malformed document raises InvalidDocument, whose one-line message names the document, the wrong
+field and the rule. Unknown fields are ignored, since a later version of Rekindle may have written
+the document.
 """
 
 import hashlib
@@ -61,7 +60,7 @@ CHECKSUM = "checksum"
 
 
 class Document(BaseModel):
-    """A document from outside, as strict as JSON permits: a number is not a text."""
+    """The base class of documents. Types are strict: a number is not accepted as text."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -70,8 +69,8 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class BestValidation(Document):
-    """The lowest loss on the held-out samples; None if it is not finite. `released`: the weights
-    are of this step."""
+    """The step with the lowest loss on the held-out samples (None: not finite). `released`: True if
+    the model has the weights of this step."""
 
     step: int = Field(ge=0)
     validation_loss: float | None
@@ -81,7 +80,7 @@ class BestValidation(Document):
 class Sealed(Document):
     """A document with the sha256 of its other fields in `checksum`.
 
-    The checksum is "" if a program of another framework, or an earlier version, wrote the document.
+    The checksum is "" if an earlier version of Rekindle or another program wrote the document.
     """
 
     checksum: str = ""
@@ -99,10 +98,11 @@ class Sealed(Document):
 
 
 class ModelFile(Sealed):
-    """model.json of a trained model. Other fields are kept, since a workload may add its own."""
+    """model.json of a trained model. Unknown fields are preserved, since a workload may add its
+    own."""
 
     model_config = ConfigDict(extra="allow")
-    sha256: str = Field(min_length=1)  # of the weights
+    sha256: str = Field(min_length=1)  # sha256 of the weights
     workload: str
     family: str = ""
     start: str = ""
@@ -117,7 +117,7 @@ class ModelFile(Sealed):
     paused: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that the document has."""
+        """Return the fields that are set in the document."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -127,7 +127,7 @@ def describe_model(fields: Mapping[str, Any]) -> bytes:
 
 
 def seal(fields: Mapping[str, Any]) -> bytes:
-    """Return a document of these fields, with their checksum (Sealed)."""
+    """Return `fields` and their checksum as JSON, as `Sealed` reads them."""
     return to_json({**fields, CHECKSUM: _checksum(loads(to_json(fields)))}, indent=1).encode()
 
 
@@ -144,8 +144,8 @@ class DatasetFile(Document):
 
 
 def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE) -> D:
-    """Return a document. Raises InvalidDocument. `source`: the name of the object or file, for the
-    message."""
+    """Parse a document. Raises InvalidDocument. `source`: name of the object or file for the
+    message; `remedy`: end of the message."""
     try:
         return validate(model, data)
     except ValueError as error:
@@ -153,10 +153,8 @@ def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE)
 
 
 def validate(model: type[D], data: bytes | str) -> D:
-    """Return a document. Raises ValueError with the first wrong field and the rule.
-
-    For a text in a field of another document; `parse` names the source of the document.
-    """
+    """Parse a document. Raises ValueError with the first wrong field and its rule, but unlike
+    `parse` without the source of the document."""
     try:
         value = loads(data)
     except ValueError as error:
@@ -177,13 +175,13 @@ def validate_value(model: type[D], value: Any) -> D:
 
 
 def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
-    """Return the JSON object of a text whose fields have no fixed names. Raises InvalidDocument."""
+    """Parse a JSON object with arbitrary fields. Raises InvalidDocument."""
     return parse(_Object, data, source).model_dump()
 
 
 def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a name of this kind (`optional`:
-    or empty)."""
+    """Return the pydantic validator of a text field that must be a name of this kind; with
+    `optional`, it may be empty."""
 
     def check(text: str) -> str:
         if (text or not optional) and not kind.matches(text):
@@ -194,13 +192,13 @@ def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
 
 
 def read_object(model: type[D], store: "Store", key: str) -> D:
-    """Return a document of the object store. Raises NotFound, InvalidDocument, StorageError."""
+    """Read a document in the object store. Raises NotFound, InvalidDocument, StorageError."""
     return parse(model, store.get(key), store.uri(key))
 
 
 def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
-    """Return the document in a file. Raises InvalidDocument, also if the file is missing or cannot
-    be read."""
+    """Read a document in a file. Raises InvalidDocument, also if the file is missing or cannot be
+    read."""
     try:
         data = read_regular(path, MAX_BYTES)
     except OSError as error:
@@ -211,18 +209,18 @@ def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file whose fields have no fixed names. Raises InvalidDocument."""
+    """Read a JSON object with arbitrary fields in a file. Raises InvalidDocument."""
     return read_file(_Object, path).model_dump()
 
 
 class _Object(Document):
-    """A JSON object of any fields."""
+    """A JSON object with arbitrary fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def _describe_first_error(error: ValidationError) -> str:
-    """Return the first wrong field with its rule."""
+    """Return the first wrong field of a document, and the rule that it violates."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))
     broken_rule = rule(first["msg"]).removesuffix(".")
@@ -232,7 +230,7 @@ def _describe_first_error(error: ValidationError) -> str:
 
 
 class StatusCause(Document):
-    """A wrong field of an object of Kubernetes."""
+    """A wrong field of an object that the API server rejected."""
 
     field: str | None = None
     message: str | None = None

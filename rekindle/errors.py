@@ -24,12 +24,13 @@ __all__ = [
 ]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
-# also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets,
-# too
+# user and password of a URL, also without a scheme or with a slash in the password: invalid URLs
+# may contain secrets, too
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
-# the query of a URL may have a token or a signature
+# the query of a URL, which may contain a token or a signature
 QUERY = re.compile(r"(://[^\s?#'\"]*\?)[^\s#'\"<>()]*[^\s#'\"<>():.,;]")
-# in messages of requests and http.client, such as about a token that ends with a newline
+# the value of an invalid header in messages of requests and http.client, such as a token that ends
+# with a newline
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 
 
@@ -47,8 +48,8 @@ class CodeError(RekindleError):
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`; the process that raises this error is not
-    the cause."""
+    """The coordinator aborted the run with `exit_code`, because of another process than the one
+    that raises this error."""
 
 
 class TrackingError(RekindleError):
@@ -57,8 +58,8 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of `rekindle doctor`, and the remedy. If `required` is false, a failure
-    is only a warning."""
+    """The result of one check of `rekindle doctor`, with the remedy for a failure. `required`:
+    False if a failure is only a warning."""
 
     name: str
     ok: bool
@@ -72,21 +73,21 @@ class Check:
 
 
 def without_user(text: str) -> str:
-    """Remove user, password and query from all URLs in `text`, and the value of a header that a
-    client refuses to send: messages end up in logs."""
+    """Remove secrets from a message: user, password and query of URLs, and values of invalid
+    headers."""
     without_query = QUERY.sub(r"\1...", USER.sub("", text))
     return HEADER_VALUE.sub(" is not allowed (the value is not shown)", without_query)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Return the original cause of an error: the first exception of its chain."""
+    """Return the original cause of an error: the exception at the start of its chain."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return error
 
 
-def in_one_line(value: Any) -> str:
-    """Format a wrong value for a message: in one line of at most 100 characters."""
+def in_one_line(value: object) -> str:
+    """Format a wrong value for a message, on one line of at most 100 characters."""
     return cut(" ".join(repr(value).split()), MAX_VALUE_CHARS)
 
 
@@ -101,7 +102,7 @@ def to_number(value: Any) -> float | None:
 
 
 def rule(message: str) -> str:
-    """Return a validator's message as the end of a sentence, without the regular expression that it
+    """Format a validator's message as the end of a sentence, without the regular expression that it
     may contain."""
     message = message.removeprefix("Value error, ")
     if message.startswith("String should match pattern"):

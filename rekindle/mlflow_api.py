@@ -1,5 +1,5 @@
-"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Error messages contain the server's answer
-and the remedy."""
+"""Send requests to MLflow's REST API at MLFLOW_TRACKING_URI; errors contain MLflow's response and a
+remedy."""
 
 import os
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # environment variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
-MAX_RETRIES = 10  # of MLflow's client
+MAX_RETRIES = 10  # the limit of MLflow's client
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
@@ -88,12 +88,11 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
 
 
 def condition(field: str, value: str) -> str:
-    """Return the condition of a search that `field` has `value`. A text with both kinds of quotes
-    may match others.
+    """Return the filter of an MLflow search for objects whose `field` has `value`.
 
-    MLflow's filters have no escape characters: the value is put into the quotes that it does not
-    contain. In a value that contains both kinds, or ends with a backslash, these characters match
-    any character.
+    MLflow's filters have no escape characters, so the value is put in the kind of quotes that it
+    does not contain. If it contains both kinds, or ends with a backslash, these characters are
+    replaced by wildcards, and the filter may match other values, too.
     """
     if not value.endswith("\\"):
         for quote in ("'", '"'):
@@ -132,7 +131,8 @@ def _reject(answer: "requests.Response") -> NoReturn:
 
 
 def _configured_session() -> "requests.Session":
-    """Return the session for the retries and the token of the environment. Raises TrackingError."""
+    """Return a session with the retries and the token that the environment sets. Raises
+    TrackingError."""
     try:
         retries = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
         token = require_header_text(

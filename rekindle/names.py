@@ -1,11 +1,10 @@
-"""Names from outside as types: runs, models, versions, tasks, keys of objects, digests
-(argolocal/common/checked_names.py).
+"""Types for untrusted names: of runs, models, versions, tasks, objects and digests.
 
     ModelName(tags["model"], "the tag model of MLflow")
     TaskReference("fraud-x7k2p/prepare").run
 
-An instance of a type is always valid: a value that is not valid raises InvalidName, or is None with
-`or_none`.
+An instance is always valid: the constructor raises InvalidName for an invalid value, and `or_none`
+returns None (argolocal/common/checked_names.py).
 """
 
 import re
@@ -43,15 +42,16 @@ __all__ = [
 
 
 def split_address(text: str) -> SplitResult:
-    """Return the parts of an address from outside; those of "" if it is not a valid URL."""
+    """Return the parts of a URL; empty parts if the URL is invalid."""
     try:
         return urlsplit(text)
-    except ValueError:  # the host starts with [, but is not an address of IPv6
+    # the host starts with [, but is not an IPv6 address
+    except ValueError:
         return urlsplit("")
 
 
 class S3Address(NamedTuple):
-    """The bucket of an object, and its key or the common beginning of several keys."""
+    """A bucket, and the key of an object or the common prefix of several keys."""
 
     bucket: str
     key: str
@@ -62,16 +62,16 @@ def parse_s3_address(text: str) -> S3Address | None:
 
     A key may contain # and ?, which `urlsplit` would cut off.
     """
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, path = text.partition("://")
     if not separator or scheme.lower() != "s3":
         return None
-    bucket, _, key = rest.partition("/")
+    bucket, _, key = path.partition("/")
     return S3Address(bucket, key.lstrip("/"))
 
 
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; neither "." nor ".."
 TASK = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
-MAX_KEY_BYTES = 1024  # of S3
+MAX_KEY_BYTES = 1024  # the limit of S3
 
 
 class ModelName(Name):
@@ -106,7 +106,7 @@ class TaskName(Name):
 
 
 class ArtifactKey(Name):
-    """The key of an object, or of all objects below it, in the object store."""
+    """The key of an object in the object store, or the common prefix of several keys."""
 
     KIND = "the key of an object"
     RULE = (
@@ -118,12 +118,12 @@ class ArtifactKey(Name):
 
     @property
     def prefix(self) -> str:
-        """The common beginning of the keys of all objects below this key."""
+        """The common prefix of the keys of all objects in this folder."""
         return f"{self}/"
 
 
 class TaskReference(ArtifactKey):
-    """RUN/TASK: the task of a run, and the key of its artifacts."""
+    """RUN/TASK: a task of a run, which is also the common prefix of the keys of its artifacts."""
 
     KIND = "a reference to a task"
     RULE = "it must be RUN/TASK"
@@ -157,8 +157,8 @@ class ObjectId(Name):
 
 
 class CommitId(Name):
-    """The id of a commit, with -dirty if files were changed: not any other revision of git, such as
-    a branch."""
+    """The id of a commit, with -dirty if tracked files differ from it; other git revisions, such as
+    a branch, are invalid."""
 
     KIND = "the id of a commit"
     RULE = (

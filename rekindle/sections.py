@@ -1,5 +1,5 @@
-"""Base class of the config file's sections, the description of their keys, and the first rows of a
-data file."""
+"""The base class of the sections of a config, and the description of their keys. Also copies the
+first rows of a data file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,13 +9,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ErrorDetails
 
 from rekindle.errors import ConfigError, did_you_mean, rule
 
-# of data files whose first rows are copied as lines
+# suffixes of data files whose rows are lines
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path("s3://a") is s3:/a
+# a URI after its conversion to a Path: Path("s3://a") is s3:/a
+COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
 
@@ -28,7 +30,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_true_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_true_as_number(cls, value: object, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (
             int,
             float,
@@ -38,7 +40,7 @@ class Section(BaseModel):
 
 
 def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema that a reference or an optional value stands for."""
+    """Replace a schema that is a reference or an optional value by the schema that it refers to."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     if len(options) == 1:
         return resolve(options[0], definitions)
@@ -49,30 +51,30 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 class AnyModel(GenerateJsonSchema):
-    """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any
-    value."""
+    """A generator of JSON schemas that allows any value for types that JSON schema cannot
+    describe."""
 
     # overrides a class attribute of the base class
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
-    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+    def handle_invalid_for_json_schema(self, schema: object, error_info: str) -> dict[str, Any]:
         return {}
 
 
-# cached: the schema takes milliseconds, and is needed for each of thousands of wrong keys
+# cached: computing a schema takes milliseconds, and a config may have thousands of wrong keys
 @lru_cache(64)
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
 
 def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
-    """Return the keys that the object at `path` of a model may have; empty if unknown."""
+    """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
     return set(_nodes(model, path)[1].get("properties", ()))
 
 
-def broken_rule(model: type[BaseModel], error: Any) -> str:
-    """Return the rule that one of pydantic's errors is about; for a pattern, with the description
-    of the field."""
+def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
+    """Return the rule that a value violates according to pydantic; if the rule is a pattern, the
+    description of the field instead."""
     description = _nodes(model, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and description:
         return f"it has the wrong form for: {description}."
@@ -82,11 +84,13 @@ def broken_rule(model: type[BaseModel], error: Any) -> str:
 def _nodes(
     model: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model, as written and with references resolved; empty
-    if unknown."""
-    inner = schema = _schema(model)
+    """Return the JSON schema at `path` of a model, before and after references are resolved; {} if
+    it is unknown."""
+    schema = _schema(model)
     definitions = schema.get("$defs", {})
-    node = resolve(schema, definitions)  # the schema of a recursive model is a reference
+    inner = schema
+    # the schema of a recursive model is a reference
+    node = resolve(schema, definitions)
 
     for key in path:
         inner = (
@@ -101,7 +105,7 @@ def _nodes(
 
 
 class Setting(NamedTuple):
-    """One key of a config file. `default` is None if the key is required, or has keys below it."""
+    """One key of a config file. `default` is None if the key is required, or is a section."""
 
     key: str
     values: str
@@ -156,7 +160,7 @@ def _describe(
 
 
 def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Describe the values that a JSON schema allows in words: `integer >= 1`, `linear | cosine`,
+    """Describe the values that a JSON schema allows, such as `integer >= 1`, `linear | cosine`,
     `list of text`."""
     options = node.get("anyOf")
     if options:
@@ -175,8 +179,9 @@ def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
     return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
 
 
-def leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value in a section, its models, mappings and lists, with its dotted key."""
+def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and value of each value in a section that is not itself a model, mapping
+    or list."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from leaves(getattr(value, name), f"{key}.{name}")
@@ -191,14 +196,14 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> Any:
-    """Return the section `value` with each relative `Path` in it resolved against the folder of its
-    key.
+    """Return `value` with each relative `Path` in it resolved against the folder that `folder_of`
+    returns for its key.
 
-    Raises ValueError for a URI in a `Path`, which removes a slash of it.
+    Raises ValueError for a URI in a `Path`, because `Path` collapses the two slashes.
     """
     if isinstance(value, Path):
         if COLLAPSED_URI.match(str(value)):
-            raise ValueError(f"{key} holds a URI, and a Path cannot: declare the field as `str`.")
+            raise ValueError(f"{key} is a URI, but the field is a Path: declare it as `str`.")
         return folder_of(key) / value.expanduser()
 
     if isinstance(value, BaseModel):
@@ -235,8 +240,8 @@ def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> An
 S = TypeVar("S", bound=Section)
 
 
-def parse_section(section: type[S], values: Any, name: str) -> S:
-    """Validate `values` as the section `name` ("": a whole file). Raises ConfigError that names
+def parse_section(section: type[S], values: object, name: str) -> S:
+    """Validate `values` as the section `name` ("": all sections). Raises a ConfigError that names
     each wrong key."""
     try:
         return section.model_validate(values)
@@ -244,7 +249,7 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
         raise ConfigError(*(_sentence(section, name, e) for e in error.errors())) from error
 
 
-def _sentence(section: type[Section], name: str, error: Any) -> str:
+def _sentence(section: type[Section], name: str, error: ErrorDetails) -> str:
     key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
@@ -278,8 +283,8 @@ def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
 
 
 def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to
-    its end."""
+    """Copy the first `lines` lines; if the last one ends inside a quoted field, continue to the end
+    of that field."""
     quotes = 0
     with source.open("rb") as read, target.open("wb") as write:
         for number, line in enumerate(read):

@@ -21,9 +21,9 @@ from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files
 from rekindle.content.dataset_record import DATASET
-from rekindle.content.dataset_record import data_until as data_until
 from rekindle.content.dataset_record import dataset_facts as dataset_facts
-from rekindle.content.dataset_record import digest_of as digest_of
+from rekindle.content.dataset_record import read_data_until as read_data_until
+from rekindle.content.dataset_record import read_dataset_digest as read_dataset_digest
 from rekindle.content.hashes import file_sha256
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric

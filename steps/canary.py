@@ -1,13 +1,12 @@
 """Compare a canary with the champion, and decide its next share of the traffic.
 
     rekindle step steps.canary --name=demo --version=4 --champion=3 --server=demo-9f2c-1a \\
-      --former=demo-77ab-1a \\
-        --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
+      --former=demo-77ab-1a --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If
-the candidate does worse, the step succeeds with the result `taken back: REASON`, and the pipeline
+the candidate is worse, the step succeeds with the result `taken back: REASON`, and the pipeline
 rolls the candidate back. If the champion changes, the canary ends, and the pipeline evaluates the
-candidate again. A repeated step watches the same share again. docs/serving.md describes the
+candidate again. A retry of the step observes the same share again. docs/serving.md describes the
 comparison and the traffic that it needs.
 """
 
@@ -67,19 +66,19 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(percent: int, servers: int) -> int:
-    """Return the number of candidate pods that get about `percent` of the traffic next to `servers`
-    champion pods."""
+    """Return the number of candidate pods that get about `percent` of the traffic, if a Service
+    distributes it evenly over them and `servers` champion pods."""
     return max(1, round(servers * percent / (100 - percent)))
 
 
 def count_split_pods(percent: int, servers: int) -> int:
-    """Return the number of candidate pods for `percent` of the traffic that `servers` champion pods
-    serve."""
+    """Return the number of candidate pods that can serve `percent` of the traffic, all of which
+    `servers` champion pods can serve."""
     return max(1, ceil(servers * percent / 100))
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare the models, and log the result. Return the result of the canary."""
+    """Compare the models, log the result to MLflow, and return it."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary

@@ -1,7 +1,7 @@
-"""Look up the champion of a registered model and its files. Retention keeps the release while the
-run may read it.
+"""Look up the champion of a registered model. Retention keeps its release while the run may read
+it.
 
-rekindle step steps.champion --name=demo --output model_uri=uri.txt
+    rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
+    """Look up the champion. Raises ConfigError if the model does not have one."""
     from rekindle import tracking
     from rekindle.cache import claims
     from rekindle.content.verified_release import reject_other_folder
@@ -58,7 +58,7 @@ def run(inputs: Inputs) -> Outputs:
         store = Store.from_env()
         key = champion.uri.rstrip("/")
         reject_other_folder(key, store.uri(key))
-        claims.claim(store, [key])
+        claims.claim_tasks(store, [key])
 
     others = [item for item in inputs.deployments if item["server"] != inputs.server]
 

@@ -1,9 +1,9 @@
-"""An example workload: recognize digits with a small CNN with BatchNorm, in the 1,797 images that
+"""An example workload: a small CNN with BatchNorm recognizes digits in the 1,797 images that
 scikit-learn ships.
 
     rekindle run configs/digits.yaml
 
-The model is evaluated on the last fifth of the images, which other writers have written. Source: E.
+The test data is the last fifth of the images, from other writers than the training data. Source: E.
 Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
 (1998).
 """
@@ -34,7 +34,8 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        return self  # the step prepares all images in a second
+        # preparing all images takes only a second
+        return self
 
 
 class Model(Section):

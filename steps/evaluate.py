@@ -1,5 +1,5 @@
-"""Evaluate a candidate: compute its metrics and the champion's on the same test rows, and the
-verdict of the gate.
+"""Evaluate a candidate: compute the metrics of candidate and champion on the same test rows, and
+let the gate decide.
 
     rekindle step steps.evaluate --name=demo --dataset=dataset/ --model=model/ --output report=out/
 
@@ -125,7 +125,8 @@ def run(inputs: Inputs) -> Outputs:
     version = release.version if release else ""
     outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
 
-    if inputs.backfill and verdict == "release":  # `steps.release` refuses other verdicts
+    # `steps.release` rejects every verdict but `release`
+    if inputs.backfill and verdict == "release":
         verdict = "keep"
         outputs["reason"] = f"a past week is not released: {reason}"
 
@@ -180,8 +181,8 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
 
 
 def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:
-    """Return the candidate's metrics in each part of the test data, as points (name, value, number
-    of the part)."""
+    """Return the candidate's metrics for each part of the test data, such as a week, as (name,
+    value, number of the part)."""
     names = evaluation.metrics["candidate"]
     parts = enumerate(evaluation.parts)
     return [

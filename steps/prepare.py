@@ -22,12 +22,12 @@ from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
 from rekindle.step import SHA256, parse_time, unpack
 
-MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
-MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by a larger factor since the last run
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+MAX_SHARE_RATIO = 2  # maximum factor between the shares of two runs without a warning
 
 
 def must_compare(inputs: "Inputs") -> str:
-    """Return why the dataset must not come from the cache, or ""."""
+    """Return why the dataset must not come from the cache; "" if it may."""
     compares = inputs.skip and inputs.scheduled and not inputs.backfill
     if compares:
         return "a scheduled run compares its data with the data of the last run"
@@ -35,7 +35,7 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 def other_files(inputs: "Inputs") -> list[str]:
-    """Return the files of the section `data`, except its source, that exist."""
+    """Return the existing files that the section `data` names, except its source."""
     from rekindle.sections import leaves, parse_section
     from rekindle.workload import load
 
@@ -186,10 +186,11 @@ def run(inputs: Inputs) -> Outputs:
 def _compare(
     inputs: Inputs, run_id: str, prepared: Prepared, time: datetime
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Compare a scheduled run with the last one: return its tags, why it trains nothing, and a
-    warning if it trains.
+    """Compare a scheduled run with the last scheduled run. Return its tags, the reason why it
+    trains nothing ("" if it trains), and warnings.
 
-    The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
+    A warning names the changes of code or config if the run trains although the source is
+    unchanged.
     """
     from rekindle import tracking
     from rekindle.cache import code
@@ -202,10 +203,10 @@ def _compare(
     modules = {
         inputs.workload,
         str(inputs.config.get("pipeline", inputs.workload)),
-        *MODULE.findall(manifest),
+        *DOTTED_NAME.findall(manifest),
     }
 
-    tags = moving_window.identity_tags(manifest, code.identity(modules))
+    tags = moving_window.identity_tags(manifest, code.code_identity(modules))
 
     last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
     if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
@@ -251,8 +252,8 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
 
 
 def mark_run(inputs: Inputs) -> None:
-    """Mark the folder of the run in the object store, on a cluster: elsewhere, the runner has
-    marked it."""
+    """On a cluster, mark the folder of the run in the object store; on this machine, the runner has
+    already marked it."""
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 

@@ -1,9 +1,8 @@
 """Update the champion's serving state with newer data; the weights stay unchanged.
 
-    rekindle step steps.refresh --name=demo --workload=steps.fraud \\
-      --data='{"source": "october.parquet"}' \\
-        --workflow=try --output dataset=out/dataset --output model=out/model --output
-        report=out/report
+    rekindle step steps.refresh --name=demo --workload=steps.fraud --workflow=try \\
+      --data='{"source": "october.parquet"}' --output dataset=out/dataset \\
+      --output model=out/model --output report=out/report
 
 The workload's function `refresh` computes the state; `rekindle run configs/refresh.yaml` also
 releases and verifies it.
@@ -63,8 +62,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Refresh the serving state.
 
-    Raises ConfigError if a champion or the workload's `refresh` is missing, DataError if data after
-    the old state is missing.
+    Raises ConfigError if there is no champion or the workload does not define `refresh`, DataError
+    if the data does not start where the old state ends.
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
@@ -94,7 +93,7 @@ def run(inputs: Inputs) -> Outputs:
     for folder in (dataset, model, report):
         folder.mkdir()
 
-    data_end = workload.data_until(current) or "an unknown time"
+    data_end = workload.read_data_until(current) or "an unknown time"
     digest_before = data_digest_or_empty(data.source)
 
     refreshed = module.refresh(current, data, dataset)
@@ -104,7 +103,7 @@ def run(inputs: Inputs) -> Outputs:
             f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."
         )
         prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts)
-        workload.record_dataset(dataset, prepared, trained_on=workload.digest_of(current))
+        workload.record_dataset(dataset, prepared, trained_on=workload.read_dataset_digest(current))
         shutil.rmtree(current / "state", ignore_errors=True)
         shutil.copytree(dataset, current, dirs_exist_ok=True)
         release.record_predictions(report, predict(current, refreshed.instances))
@@ -144,8 +143,8 @@ def run(inputs: Inputs) -> Outputs:
 def predict(
     folder: Path, instances: list[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield requests for `instances` (or the example), and the predictions that servers of the
-    release `folder` must return."""
+    """Yield requests for `instances` (if empty, the example), and the predictions that servers of
+    the release in `folder` must return."""
     import torch
 
     from rekindle.release.examples import batches

@@ -2,11 +2,10 @@
 runs this step.
 
     rekindle step steps.rehearse --workload=steps.digits --data='{}' \\
-      --train='{"virtual_workers": 2}' \\
-        --output report=report.json
+      --train='{"virtual_workers": 2}' --output report=report.json
 
-If the first rows of the data cannot be separated from later rows, only the model and its optimizer
-are created.
+If the first rows cannot be separated from the rest of the data, the step only creates the model and
+its optimizer.
 """
 
 import traceback
@@ -59,7 +58,7 @@ class NoFacts(dict[str, Any]):
         self.used = True
         raise KeyError(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         self.used = True
         return default
 
@@ -67,8 +66,8 @@ class NoFacts(dict[str, Any]):
 def run(inputs: Inputs) -> Outputs:
     """Return the findings; an error of the workload is one of them.
 
-    If `thorough`, an error that may be due to the small number of rows is reported only if all rows
-    have an error, too.
+    If `thorough`, repeat with all rows after an error that the small number of rows may cause, and
+    report only the error of the repetition.
     """
     report = find(inputs, inputs.workdir / "first")
     if inputs.thorough and report.get("may_need_more_rows"):
@@ -77,8 +76,7 @@ def run(inputs: Inputs) -> Outputs:
         if "error" not in report:
             report["first_rows_error"] = first_error
 
-    # after a single step a loss or a metric may be undefined, which is no error: a training
-    # continues, too
+    # a loss or metric may be undefined after a single step, which is not an error of the workload
     return Outputs(report=replace_nan(report))
 
 
@@ -123,7 +121,8 @@ def may_need_more_rows(error: Exception, stage: str) -> bool:
     if isinstance(error, ConfigError):
         return False
     if stage == "model" and isinstance(cause, KeyError):
-        return False  # a fact that `prepare` does not return
+        # the missing key is a fact that `prepare` does not return
+        return False
     return isinstance(cause, (LookupError, ValueError, ArithmeticError, DataError))
 
 
@@ -191,7 +190,8 @@ def rehearse_family(
         raise
 
     if not dataset or (state and state.device.type == "meta"):
-        if state:  # no step is tried
+        # a training step would fail for sparse layers, but is not tried here
+        if state:
             smoke_test.reject_sparse_layers(state)
 
         return

@@ -2,8 +2,7 @@
 `candidate`.
 
     rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ \\
-      --verdict=release \\
-        --run-id=... --output model_uri=uri.txt
+      --verdict=release --run-id=... --output model_uri=uri.txt
 
 rekindle/release/release_files.py lists the files of a release. A repeated step registers one
 version only, and completes a release that was interrupted.
@@ -133,14 +132,14 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
 
     environment = {
         "python": platform.python_version(),
-        "packages": code.packages(),
+        "packages": code.list_packages(),
         "modules": modules,
     }
 
     inputs_of_run = {
         name: getattr(inputs, name) for name in ("created", "source_digest", "champion")
     }
-    code_digests = code.digests(modules, folders) if modules else {}
+    code_digests = code.module_digests(modules, folders) if modules else {}
 
     return {
         "parameters": parameters,
@@ -154,7 +153,7 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
 def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
     """Return everything that determines the weights, where they were trained, and how recent their
     data is."""
-    from rekindle.workload import data_until
+    from rekindle.workload import read_data_until
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
 
@@ -165,6 +164,6 @@ def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
 
     facts.update({"source_digest": inputs.source_digest} if inputs.source_digest else {})
     facts["data_digest"] = description.digest or "unknown"
-    facts.update({"data_until": until} if (until := data_until(inputs.dataset)) else {})
+    facts.update({"data_until": until} if (until := read_data_until(inputs.dataset)) else {})
 
     return facts | {name: str(value) for name, value in description.fingerprint.items()}

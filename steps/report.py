@@ -1,12 +1,12 @@
-"""Close the workflow's MLflow run with the results of the workflow and its trainings. Exit handler
-of every pipeline.
+"""Close the workflow's MLflow run with the results of the workflow and its trainings: the exit
+handler of every pipeline.
 
     rekindle step steps.report --workflow=demo-x7k2p --status=Failed \\
       --failures='[{"displayName": "train"}]'
 
-The step works after any failure, and can be repeated. It does nothing without an MLflow run of the
-workflow. Logs the summary of each ledger as metrics, tags and artifacts below `ledger/`: as text,
-JSON and a plot.
+The step works after any failure, and can be repeated. Without an MLflow run of the workflow, it
+does nothing. It logs the summary of each ledger as metrics, tags and artifacts below `ledger/`: as
+text, JSON and a plot.
 """
 
 import os
@@ -89,15 +89,15 @@ class Outputs(StepOutputs):
 
 
 class Problems:
-    """The errors that do not fail the run: they are lines of the log, and warnings of the run."""
+    """The errors that do not fail the step, but are printed and become its warnings."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     @contextmanager
     def noted(self, effect: str) -> Iterator[None]:
-        """Note an error of Rekindle in the body; `effect` says what is missing because of the
-        error."""
+        """Record a RekindleError that the body raises; `effect`: the consequence of the error, as
+        the start of the warning."""
         try:
             yield
         except RekindleError as error:
@@ -179,7 +179,9 @@ def trim_cache(limits: dict[str, Any]) -> None:
     from rekindle.storage import Store
 
     store = Store.from_env().short_retries()
-    removed = entries.trim(store, limits["keep_days"], limits["keep_entries"], limits["keep_size"])
+    removed = entries.trim_cache(
+        store, limits["keep_days"], limits["keep_entries"], limits["keep_size"]
+    )
     if removed:
         remove_unused_code(store)
         sys.stderr.write(
@@ -238,7 +240,8 @@ def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
 
 
 def _recorded_source(store: "Store", key: str) -> str:
-    """Return the RUN/TASK whose outputs a task has reused, or "" without a valid record."""
+    """Return the RUN/TASK whose outputs a task has reused, from the object `key`; "" if it is
+    missing or invalid."""
     from rekindle.errors import NotFound
     from rekindle.names import TaskReference
 

@@ -29,12 +29,10 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model
     not found)."""
-    for name in (
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "POLARS_MAX_THREADS",
-    ):  # the model processes inherit these variables
+    # the model processes inherit these variables
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ[name] = str(inputs.threads)
+
     from rekindle.serving.model_server import serve
 
     serve(inputs)

@@ -1,7 +1,7 @@
 """Augment the digits: add four copies of each training image, shifted by a pixel up, down, left and
 right.
 
-rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
+    rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
 """
 
 from pydantic import Field

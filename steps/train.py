@@ -1,9 +1,8 @@
-"""Train the model on virtual workers: any number of processes gives the same weights. An
-interrupted training resumes.
+"""Train the model on virtual workers, so that the weights do not depend on the number of processes.
+An interrupted training resumes.
 
     rekindle step steps.train --workload=steps.fraud --dataset=runs/a/dataset --digest=... \\
-      --out=runs/a/model \\
-        --checkpoints=runs/a/checkpoints
+      --out=runs/a/model --checkpoints=runs/a/checkpoints
 
 The step runs as a single process, or within a group under a coordinator (at MASTER_ADDR and
 MASTER_PORT) or under torchrun. It writes `<out>/model.safetensors` and `<out>/model.json`. Exit

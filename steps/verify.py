@@ -2,16 +2,14 @@
 version.
 
     rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ \\
-      --model-sha256=... \\
-        --version=3
+      --model-sha256=... --version=3
 
-Each row is sent alone and with others, so that a prediction that depends on the other rows of its
-batch is noticed. Predictions must agree within `tolerance`, or to the bit if evaluation and servers
-predict one instance at a time (serve.max_batch: 1) on equal processors. The version becomes the
-`champion` only if all predictions agree and the candidate was evaluated against the current
-champion. If a prediction differs, the step fails. If the champion has changed, the step returns
-`promoted: false`, and the pipeline repeats the evaluation. In both cases, the current champion
-keeps serving.
+Each row is sent alone and in a batch, to detect predictions that depend on the other rows of a
+batch. Predictions must agree within `tolerance`, or to the bit if evaluation and servers predict
+one instance at a time (serve.max_batch: 1) on equal processors. The version becomes the `champion`
+only if all predictions agree and the candidate was evaluated against the current champion. If a
+prediction differs, the step fails. If the champion has changed, the step returns `promoted: false`,
+and the pipeline repeats the evaluation. In both cases, the current champion keeps serving.
 """
 
 import time
@@ -262,11 +260,8 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
 
 
 def promote_candidate(store: "Store", inputs: Inputs) -> str:
-    """Promote the version, and record the verdict that it is promoted with; return the previous
-    Deployment.
-
-    Raises ChampionChanged.
-    """
+    """Promote the version, and store the verdict of its last evaluation; return the previous
+    Deployment. Raises ChampionChanged."""
     from rekindle.content.verified_release import VERDICT
     from rekindle.release import promotion
 

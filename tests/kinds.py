@@ -64,7 +64,7 @@ def kinds(
         "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
         "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
-        "TrainingRuntime": Kind(train_job.runtime(name, train, config, [])),
+        "TrainingRuntime": Kind(train_job.training_runtime(name, train, config, [])),
         "TrainJob": Kind(train_job.train_job(name, train, config, [])),
         "Deployment": Kind(
             model_deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),

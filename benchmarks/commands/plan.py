@@ -164,7 +164,7 @@ def _look_up_seconds(folder: Path, tasks: int, delete: bool) -> float:
     """Return the seconds that a new client needs to find the results of all tasks, and to claim
     them for a run."""
     store = LocalCluster(home_of(folder)).store()
-    keys = [entry.key for entry in entries.entries(store)]
+    keys = [entry.key for entry in entries.read_entries(store)]
 
     if delete:
         store.delete([entries.INDEX_KEY])

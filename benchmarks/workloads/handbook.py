@@ -39,7 +39,7 @@ def stop_services(home: str) -> None:
 
 
 def pipeline(
-    source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: Any
+    source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: object
 ) -> dict[str, Any]:
     """Return the output of `rekindle run -o json` for a run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]

@@ -118,7 +118,7 @@ class Numbers:
     def __len__(self) -> int:
         return SAMPLES
 
-    def batch(self, indices: Any) -> tuple[Any, ...]:
+    def batch(self, indices: object) -> tuple[Any, ...]:
         if turns:
             turns.take(self)
         return self.select(indices)

@@ -17,8 +17,16 @@ from rekindle.step import Step, is_artifact, load
 from rekindle.workload import load as load_workload
 
 # options of Hera's Task
-OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")
-ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
+TASK_OPTIONS = (
+    "when",
+    "with_items",
+    "with_param",
+    "with_sequence",
+    "continue_on",
+    "hooks",
+    "on_exit",
+)
+STEP_ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
 LIST_TYPES = (list, tuple, set, frozenset)
 TYPE_NAMES = {
     dict: "a mapping",
@@ -30,22 +38,23 @@ TYPE_NAMES = {
 
 
 def load_step(module: str) -> Step:
-    """Import a step. Raises WiringError."""
+    """Import the step `module`. Raises WiringError if that fails."""
     try:
         return load(module)
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
 
-def reject_unknown(
+def check_input_names(
     task: str,
     values: Mapping[str, Any],
     fields: Mapping[str, FieldInfo],
     options: Collection[str] = (),
 ) -> None:
-    """Raise WiringError for unknown or missing inputs; `options`: names of arguments to suggest."""
+    """Raise WiringError for unknown or missing inputs; `options`: further names that an error may
+    suggest."""
     for name in sorted(values.keys() - fields.keys()):
-        if name in OPTIONS:
+        if name in TASK_OPTIONS:
             refuse(
                 f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also"
                 " of blocks.group."
@@ -70,9 +79,9 @@ def reject_unknown(
         )
 
 
-def as_json(value: object) -> Any:
-    """Return a section of the config, or another model of the user, as a mapping; any other value
-    unchanged."""
+def dump_model(value: object) -> Any:
+    """Return a pydantic model, such as a section of the config, as a mapping; return any other
+    value unchanged."""
     if isinstance(value, (Artifact, Parameter, Task)):
         return value
     if isinstance(value, BaseModel) and not type(value).__module__.startswith("hera."):
@@ -81,16 +90,14 @@ def as_json(value: object) -> Any:
 
 
 def check_section(name: str, value: object, section: type[Section]) -> None:
-    """Raise WiringError unless `value` is a valid section of the config, or None (the config's own
-    section)."""
+    """Raise WiringError unless `value` is a valid `section` of the config, or None."""
     if value is None:
         return
 
     if not isinstance(value, section):
-        copy = f"config.{name}.model_copy(update={{...}})"
         refuse(
-            f"{name} is {describe(value)}, not the section `{name}`: pass {copy} or a"
-            f" {section.__name__}."
+            f"{name} is {describe(value)}, not the section `{name}`: pass"
+            f" config.{name}.model_copy(update={{...}}) or a {section.__name__}."
         )
 
     fields = set(type(value).model_fields)  # model_copy validates neither names nor values
@@ -104,10 +111,10 @@ def check_section(name: str, value: object, section: type[Section]) -> None:
 
 
 def check_workload(workload: str, data: object = None, **bounds: object) -> None:
-    """Raise WiringError unless the workload exists and has the settings in `data` and the metrics
-    in `bounds`.
+    """Raise WiringError unless the workload exists, accepts the settings in `data` and computes the
+    metrics in `bounds`.
 
-    Values with a template tag are not checked: they are known only at run time.
+    Values with a template tag are skipped: they are known only at run time.
     """
     if "{{" in str(workload):
         return
@@ -124,21 +131,20 @@ def check_workload(workload: str, data: object = None, **bounds: object) -> None
 
 def check_options(task: str, options: Mapping[str, Any]) -> None:
     """Raise WiringError for a loop or a condition that Argo could not evaluate."""
-    items = options.get("with_items")
-    parameter = options.get("with_param")
-
     if options.get("when") is not None:
         check_condition(f"`when` of {task}", options["when"])
 
+    items = options.get("with_items")
     if isinstance(items, (str, Mapping)) or not hasattr(items or [], "__iter__"):
         if isinstance(items, Value):
             suggestion = "pass an output, which is known only at run time, as with_param"
         else:
-            suggestion = ""
+            suggestion = "it must be a list"
 
-        refuse(f"with_items of {task} is {describe(items)}: {suggestion or 'it must be a list'}.")
+        refuse(f"with_items of {task} is {describe(items)}: {suggestion}.")
 
-    if isinstance(parameter, Value) and not _fits(parameter.kind, list):
+    parameter = options.get("with_param")
+    if isinstance(parameter, Value) and not _is_compatible(parameter.kind, list):
         refuse(
             f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of"
             " type list."
@@ -151,16 +157,16 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
 def validate_inputs(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]
 ) -> dict[str, Any]:
-    """Validate the values that are not None against the types of their inputs; return them. Raises
-    WiringError."""
+    """Return the values that are not None. Raises WiringError if one does not have the type of its
+    input."""
     return {
-        name: _validate(f'the input "{name}" of {task}', name, fields[name], value)
+        name: _validate_input(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()
         if value is not None
     }
 
 
-def _validate(label: str, name: str, info: FieldInfo, value: object) -> Any:
+def _validate_input(label: str, name: str, info: FieldInfo, value: object) -> Any:
     if isinstance(value, Task):
         outputs = list(value.outputs) if isinstance(value, Block) else []
         listing = f": {', '.join(outputs)}" if outputs else ""
@@ -218,24 +224,26 @@ def _validate(label: str, name: str, info: FieldInfo, value: object) -> Any:
 
 
 def _check_type(label: str, annotation: object, value: Value) -> None:
-    """Raise WiringError if an input of type `annotation` cannot have the value of this output; text
-    accepts any."""
+    """Raise WiringError unless an input of type `annotation` accepts the output `value`; an input
+    of type str accepts every output."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
-    if not _fits(value.kind, annotation):
+    if not _is_compatible(value.kind, annotation):
         kinds = [
             TYPE_NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)
         ]
         refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
 
 
-def _fits(kind: object, annotation: object) -> bool:
-    """Return whether the text of an output of type `kind` may be a value of type `annotation`."""
+def _is_compatible(kind: object, annotation: object) -> bool:
+    """Return whether an output of type `kind` may be passed to an input of type `annotation`."""
     for union, opposite in ((kind, annotation), (annotation, kind)):
         if get_origin(union) in (Union, UnionType):
             options = [option for option in get_args(union) if option is not type(None)]
             return any(
-                _fits(option, opposite) if union is kind else _fits(opposite, option)
+                _is_compatible(option, opposite)
+                if union is kind
+                else _is_compatible(opposite, option)
                 for option in options
             )
 
@@ -247,8 +255,8 @@ def _fits(kind: object, annotation: object) -> bool:
         return kind is annotation or (kind is int and annotation is float)
 
     outer, inner = (get_origin(each) or each for each in (annotation, kind))
-    is_json = _is_json(outer)
-    if not is_json or not _is_json(inner):
+    is_json = _is_json_type(outer)
+    if not is_json or not _is_json_type(inner):
         return not is_json or inner not in (str, int, float, bool, Literal)
     if (outer in LIST_TYPES) != (inner in LIST_TYPES):
         return False
@@ -258,9 +266,9 @@ def _fits(kind: object, annotation: object) -> bool:
     else:
         pairs = ()
 
-    return all(_fits(item_kind, item_annotation) for item_kind, item_annotation in pairs)
+    return all(_is_compatible(item_kind, item_annotation) for item_kind, item_annotation in pairs)
 
 
-def _is_json(kind: object) -> bool:
-    """Return whether a type is a mapping or a list, which a step reads as JSON."""
+def _is_json_type(kind: object) -> bool:
+    """Return whether a step reads values of this type as JSON: mappings, lists and models."""
     return kind in (dict, *LIST_TYPES) or (isinstance(kind, type) and issubclass(kind, BaseModel))

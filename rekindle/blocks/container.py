@@ -1,8 +1,8 @@
 """A step module as an Argo container template.
 
-Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks
-share a template: the key of an output artifact contains the task's name (the parameter TASK) and,
-in a loop, the pod's name.
+Each field of the step's Inputs and Outputs becomes a parameter or artifact of the same name. All
+tasks of a step share the template, so the object key of an output artifact contains the name of the
+task (the parameter TASK) and, in a loop, the name of the pod.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.manifest.quoting import in_argument, input_text
+from rekindle.blocks.manifest.quoting import format_input, quote_argument
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import TASK, key, reuse
@@ -33,19 +33,19 @@ from rekindle.step import Step, flag, is_artifact, load, to_text
 RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT]}"
 
 
-def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a strategy to retry while `expression` holds, also after evictions (Failed) and
-    deletions (Error)."""
+def limit_retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
+    """Return a strategy that retries a pod while `expression` is true, also after the pod was
+    evicted (Failed) or deleted (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
 def retry_watcher(limit: int) -> RetryStrategy:
-    """Return a strategy to restart the pod that watches a job until the job fails: a new pod finds
-    the job again.
+    """Return the retry strategy of the pod that watches a job: a new pod continues to watch the
+    same job.
 
-    A failed job is not retried, because it has used its own retries. A request that the API server
-    rejects permanently is retried `limit` times.
+    If the job itself has failed, the pod is not retried: the job has used its own retries. If the
+    API server rejects the pod's request, the pod is retried `limit` times.
     """
     unavailable_pattern = (
         "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
@@ -66,10 +66,11 @@ def retry_watcher(limit: int) -> RetryStrategy:
     )
 
 
-def container(
+def step_template(
     name: str, module: str, cluster: ClusterConfig, pod: PodConfig, *, in_loop: bool = False
 ) -> Container:
-    """Return the template `name` that runs the step `module`; `in_loop`: its tasks are in loops."""
+    """Return the template `name` that runs the step `module`; with `in_loop`, for tasks in
+    loops."""
     definition = load(module)
     args = ["-m", "rekindle", "step", module]
     inputs: list[Any] = []
@@ -84,13 +85,13 @@ def container(
         parameter = Parameter(name=field)
         if not info.is_required():
             default = info.get_default(call_default_factory=True)
-            # None cannot be passed as text: the flag is left out, and the step uses its default
+            # text cannot express None: without the flag, the step uses its default
             if default is None:
                 continue
             parameter.default = to_text(default)
 
         inputs.append(parameter)
-        args.append(in_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
+        args.append(quote_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
 
     for field, info in definition.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
@@ -103,8 +104,8 @@ def container(
     env: list[Any] = []
     if hasattr(definition, "REUSE") and not in_loop:
         entry = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
-        args += [in_argument(f"--entry={entry}"), in_argument(f"--reuse={reuse()}")]
-        env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
+        args += [quote_argument(f"--entry={entry}"), quote_argument(f"--reuse={reuse()}")]
+        env = [m.EnvVar.model_validate(variable) for variable in pods.image_variables(pod.image)]
 
     return Container(
         name=name,
@@ -115,20 +116,20 @@ def container(
         inputs=inputs,
         outputs=outputs,
         env=env or None,
-        env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment()],
+        env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment_sources()],
         resources=m.ResourceRequirements.model_validate(pods.resources(pod)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
-        volumes=[m.Volume.model_validate(volume) for volume in pods.volumes(pod)],
-        volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
-        **placement(pod),
+        volumes=[m.Volume.model_validate(volume) for volume in pods.tmp_volumes(pod)],
+        volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.TMP_MOUNTS],
+        **placement_fields(pod),
         pod_spec_patch=to_json(pods.EXECUTOR_SECURITY),
-        retry_strategy=retries(cluster.retries, RETRY_CONDITION),
+        retry_strategy=limit_retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
 
 
 def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
-    """Return an output of a template; in a loop, the pods store their artifacts separately."""
+    """Return an output of a template; in a loop, each pod stores its artifact under its own key."""
     path = f"/tmp/outputs/{field}"
     if not is_artifact(info):
         return Parameter(name=field, value_from=m.ValueFrom(path=path))
@@ -138,37 +139,36 @@ def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifac
     return S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy())
 
 
-def as_worker(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
-    """Give a step that trains the grace period, the notices and the queue of the workers of a
-    job."""
+def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
+    """Set the grace period, preemption notices and queue of a training job's workers on the
+    template of a step that trains in its own pod."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
     template.pod_spec_patch = to_json(patch)
     variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
     template.env = variables + list(template.env or [])  # type: ignore[arg-type]
-    template.labels = (template.labels or {}) | gang.fields(
-        "labels", cluster, cluster.queue_priority
-    ) or None
-    template.annotations = (template.annotations or {}) | gang.fields(
-        "annotations", cluster
-    ) or None
-    template.scheduler_name = gang.fields("pods", cluster).get("schedulerName")
+    labels = gang.preset_fields("labels", cluster, cluster.queue_priority)
+    template.labels = {**(template.labels or {}), **labels} or None
+    annotations = gang.preset_fields("annotations", cluster)
+    template.annotations = {**(template.annotations or {}), **annotations} or None
+    template.scheduler_name = gang.preset_fields("pods", cluster).get("schedulerName")
 
     return template
 
 
-def restrict(templates: Iterable[Any]) -> None:
-    """Give plain Hera templates the security contexts that PodSecurity `restricted` requires,
-    unless already set."""
+def set_security_contexts(templates: Iterable[Any]) -> None:
+    """Set the security contexts that the PodSecurity standard `restricted` requires on the
+    templates that do not set their own."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = (
-                template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
+                template.security_context
+                or m.SecurityContext.model_validate(pods.RESTRICTED_SECURITY)
             )
             template.pod_spec_patch = template.pod_spec_patch or to_json(pods.EXECUTOR_SECURITY)
 
 
-def placement(pod: PodConfig) -> dict[str, Any]:
-    """Return node selection, priority, labels and annotations of a template's pods."""
+def placement_fields(pod: PodConfig) -> dict[str, Any]:
+    """Return the fields of a template for node selection, priority, labels and annotations."""
     return {
         "node_selector": pod.node_selector or None,
         "affinity": m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
@@ -180,16 +180,16 @@ def placement(pod: PodConfig) -> dict[str, Any]:
 
 
 def needs_task_name(definition: Step) -> bool:
-    """Return whether the step has output artifacts, whose keys contain the task's name, or may be
-    cached."""
+    """Return whether the template of a step needs the parameter TASK: for the keys of its output
+    artifacts, or for the cache."""
     return hasattr(definition, "REUSE") or any(
         map(is_artifact, definition.Outputs.model_fields.values())
     )
 
 
-def command(module: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the flags of a step for a pod not started by Argo. Raises ConfigError for unknown or
-    missing inputs."""
+def step_flags(module: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that pass `values` to a step in a pod of a job or Deployment. Raises
+    ConfigError for unknown or missing inputs."""
     fields = load(module).Inputs.model_fields
     for unknown in values.keys() - fields.keys():
         raise ConfigError(
@@ -198,5 +198,7 @@ def command(module: str, values: Mapping[str, Any]) -> list[str]:
     for field, info in fields.items():
         if info.is_required() and field not in values:
             raise ConfigError(f"step {module} requires the input {field}: give it a value.")
-    texts = {field: input_text(values[field]) for field in fields if values.get(field) is not None}
-    return [in_argument(f"{flag(field)}={text}") for field, text in texts.items()]
+    texts = {
+        field: format_input(values[field]) for field in fields if values.get(field) is not None
+    }
+    return [quote_argument(f"{flag(field)}={text}") for field, text in texts.items()]

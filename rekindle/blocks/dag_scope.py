@@ -7,22 +7,22 @@ from typing import Any
 from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 
 from argolocal.common.json_text import to_json
-from rekindle.blocks.dependencies import Dependencies, after_all, parse
-from rekindle.blocks.wiring import Block, line
+from rekindle.blocks.dependencies import Dependencies, after_all, parse_depends
+from rekindle.blocks.wiring import Block, current_line
 from rekindle.keys import CACHED, REUSE, cached_name
 
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
 # outputs of the whole workflow
-EXPORTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)
+WORKFLOW_OUTPUTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)
 
 
 class Graph(DAG):
-    """A DAG that records the source line of each task."""
+    """A DAG that records which line of the pipeline created each task."""
 
     def _add_sub(self, node: object) -> None:
         super()._add_sub(node)
         if isinstance(node, Task):
-            vars(node)["line"] = line()
+            vars(node)["line"] = current_line()
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Scope:
     # block → its position in the order of creation
     order: dict[str, int] = field(default_factory=dict)
 
-    def path(self) -> Iterator["Scope"]:
+    def enclosing(self) -> Iterator["Scope"]:
         """Yield this DAG, then each outer DAG."""
         scope: Scope | None = self
         while scope:
@@ -50,9 +50,9 @@ class Scope:
         """Return whether this DAG has a task of this name, a block or a plain Hera task."""
         return task in self.predecessors or any(other.name == task for other in self.dag.tasks)
 
-    def add_dependencies(self, task: str, needed: Iterable[str]) -> Dependencies:
+    def add_dependencies(self, task: str, predecessors: Iterable[str]) -> Dependencies:
         """Let `task` depend on `needed`; return these dependencies without transitive ones."""
-        names = list(dict.fromkeys(needed))
+        names = list(dict.fromkeys(predecessors))
         direct = [
             name
             for name in names
@@ -63,8 +63,8 @@ class Scope:
         return after_all(direct)
 
     def _precedes(self, name: str, successor: str) -> bool:
-        """Return whether `successor` depends on `name`, also indirectly: blocks depend only on
-        earlier blocks."""
+        """Return whether `successor` depends on `name`, directly or indirectly."""
+        # blocks depend only on earlier blocks: the search does not go behind `name`
         lowest = self.order.get(name, 0)
         seen = {successor}
 
@@ -83,39 +83,39 @@ class Scope:
 
 @dataclass(frozen=True)
 class Producer:
-    """The task that has an output, and its DAG."""
+    """The task that produces an output, and the DAG of this task."""
 
     scope: Scope
     task: str
 
 
-class Stored(S3Artifact):
+class StoredArtifact(S3Artifact):
     """An output artifact: files in the object store, referenced by key."""
 
     producer: Producer
 
     @classmethod
-    def from_key(cls, name: str, key: str, producer: Producer) -> "Stored":
+    def from_key(cls, name: str, key: str, producer: Producer) -> "StoredArtifact":
         stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
         stored.producer = producer
         return stored
 
-    # Hera copies arguments; the pipeline must not be copied with them
-    def __deepcopy__(self, memo: object) -> "Stored":
-        return Stored.from_key(self.name or "", self.key or "", self.producer)
+    # Hera deep-copies arguments: the producer refers to the pipeline, which must not be copied
+    def __deepcopy__(self, memo: object) -> "StoredArtifact":
+        return StoredArtifact.from_key(self.name or "", self.key or "", self.producer)
 
 
 def dependencies_of(task: Task) -> Dependencies:
-    """Return what a block or a plain Hera task waits for."""
+    """Return the dependencies of a block or of a plain Hera task."""
     if isinstance(task, Block):
         return task.waits_for
     if task.dependencies:
         return after_all(task.dependencies)
-    return parse(task.depends)
+    return parse_depends(task.depends)
 
 
 def set_dependencies(task: Task, dependencies: Dependencies) -> None:
-    """Let a block or a plain Hera task wait for `dependencies` only."""
+    """Replace the dependencies of a block or of a plain Hera task."""
     if isinstance(task, Block):
         task.waits_for = dependencies
     else:
@@ -123,16 +123,18 @@ def set_dependencies(task: Task, dependencies: Dependencies) -> None:
         task.depends = str(dependencies) or None
 
 
-def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
-    """Make an output in EXPORTS an output of the workflow if exactly one task has it.
+def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
+    """Make each output in EXPORTS an output of the workflow if exactly one task has this output.
 
-    The verdict of an evaluation that may be repeated is not exported: Argo would export the first,
-    because it exports the outputs of tasks again in the order of the manifest when their DAG ends.
+    The verdict of an evaluation that may be repeated stays inside its DAG: Argo would export the
+    verdict of the first evaluation, because it exports outputs in the order of the manifest.
     """
     tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
     blocks = [task for task in tasks if isinstance(task, Block) and not task.is_repetition]
 
-    producers = {name: [task for task in blocks if name in task.outputs] for name in EXPORTS}
+    producers = {
+        name: [task for task in blocks if name in task.outputs] for name in WORKFLOW_OUTPUTS
+    }
     for name, [task] in ((name, tasks) for name, tasks in producers.items() if len(tasks) == 1):
         if task.repetitions and name in VERDICT_OUTPUTS:
             continue
@@ -143,9 +145,9 @@ def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
                 output.global_name = name
 
 
-def declare_reuse(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
-    """Set the default of the workflow parameter CACHED: no cached tasks, and every task may look up
-    the cache."""
+def set_cache_default(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
+    """Set the default value of the workflow parameter CACHED: none of `tasks` is cached, and each
+    may look up the cache."""
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
     for argument in arguments:
         if argument.name == CACHED:

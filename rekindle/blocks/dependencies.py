@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from argolocal.validate.graph import results_awaited_by
 
 FAILURES = ("Failed", "Errored")
-# final phases of a task: a task that follows all of them always runs
-PHASES = ("Succeeded", *FAILURES)
+# all final phases of a task: a task that depends on any of them always runs
+FINAL_PHASES = ("Succeeded", *FAILURES)
 CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Results of tasks, of which one suffices: `train.Failed`; `train`, which has succeeded or was
-    skipped; or any expression of the user."""
+    """Alternative results, one of which must occur: `train.Failed`, or `train` (it succeeded or was
+    skipped), or any `depends` expression of the user."""
 
     results: tuple[str, ...]
 
@@ -41,7 +41,7 @@ class Dependencies:
         return Dependencies(self.conditions + other.conditions)
 
     def with_tasks(self, names: Iterable[str]) -> "Dependencies":
-        """Add tasks, except those that a condition names already."""
+        """Return these dependencies and the tasks `names`, without repeating a task."""
         missing = [name for name in dict.fromkeys(names) if name not in self.tasks]
         return self & after_all(missing)
 
@@ -53,19 +53,19 @@ class Dependencies:
 
 
 def after_all(results: Iterable[str]) -> Dependencies:
-    """Wait for all of the tasks, or results of tasks."""
+    """Return the dependencies on all of `results`: tasks, or results such as `train.Failed`."""
     return Dependencies(tuple(Alternatives((result,)) for result in results))
 
 
 def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
-    """Wait until one of the tasks has ended in one of the phases."""
+    """Return the dependency on any of the tasks ending in any of the phases."""
     phases = tuple(phases)
     results = tuple(f"{task}.{phase}" for task in tasks for phase in phases)
     return Dependencies((Alternatives(results),) if results else ())
 
 
-def parse(text: str | None) -> Dependencies:
-    """Parse the `depends` of a task that the user or Hera has written."""
+def parse_depends(text: str | None) -> Dependencies:
+    """Parse a `depends` expression that the user or Hera has written."""
     if text and CONJUNCTION.fullmatch(text):
         return after_all(text.split(" && "))
     return after_all([text] if text else [])

@@ -1,5 +1,4 @@
-"""Let the tasks after `prepare` depend on new data, in a scheduled run with a moving window
-(docs/time.md)."""
+"""Skip the training of a scheduled run whose moving window has no new data (docs/time.md)."""
 
 from typing import Any
 
@@ -14,13 +13,14 @@ TASK_NAME = "new-data"
 
 # `pipeline` is a Pipeline, whose module imports this one
 def require_new_data(pipeline: Any, data: Block) -> None:
-    """Omit all tasks that depend on `data` if its source, the code and the config have not changed
-    since the last run.
+    """Omit all tasks that depend on `data` if the data source, the code and the config have not
+    changed since the last run.
 
-    Argo also runs the successors of a skipped task, but not the successors of an omitted task: so
-    the direct successors of `data` require the success of one more task, which starts no pod.
+    Argo runs the successors of a skipped task, but omits a task that requires `TASK.Succeeded`. So
+    the direct successors of `data` require the success of an added Suspend task, which needs no
+    pod.
     """
-    scope = pipeline.scope()
+    scope = pipeline.current_scope()
 
     successors = [
         task
@@ -34,7 +34,9 @@ def require_new_data(pipeline: Any, data: Block) -> None:
     arguments["skip"] = "true"
     template = Suspend(name=pipeline.template_name(TASK_NAME), duration="0")
     condition = {"when": data.outputs.unchanged == ""}
-    name = pipeline.add(pipeline.name("", TASK_NAME), template, {}, condition, [data.name]).name
+    name = pipeline.add_task(
+        pipeline.reserve_name("", TASK_NAME), template, {}, condition, [data.name]
+    ).name
 
     for task in successors:
         earlier = dependencies_of(task)

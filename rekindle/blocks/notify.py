@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hera.workflows import DAG, Container, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.pod_settings import environment
+from rekindle.blocks.pod_settings import environment_sources
 from rekindle.kubernetes_names import NOTIFY_SECRET
 from rekindle.release.watch.notification import NotifyConfig
 from rekindle.step import to_text
@@ -16,13 +16,14 @@ NOTIFY = "steps.monitoring.notify"
 def notification(
     name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]
 ) -> DAG:
-    """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and
-    `depends`.
+    """Return a DAG with one task, which runs the template `notify` with the fields of `config` and
+    `inputs`.
 
-    The inputs of the task are the fields of `config`, and `inputs`.
+    The task sets `continueOn`, which Argo does not allow together with `depends`: hence a separate
+    DAG.
     """
     notify.env_from = [
-        m.EnvFromSource.model_validate(source) for source in environment(NOTIFY_SECRET)
+        m.EnvFromSource.model_validate(source) for source in environment_sources(NOTIFY_SECRET)
     ]
     arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)
 

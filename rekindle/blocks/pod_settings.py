@@ -1,7 +1,7 @@
 """Settings that all pods share, as plain data: environment, security, resources, placement.
 
-Addresses and credentials come from a ConfigMap and a Secret in the namespace, never from the
-manifest.
+Pods read addresses and credentials from a ConfigMap and a Secret in the namespace; the manifest
+contains neither.
 """
 
 from collections.abc import Mapping
@@ -38,35 +38,35 @@ POD_SECURITY = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 # required by the PodSecurity standard `restricted`
-RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+RESTRICTED_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 # the order of the fields is part of the hash that identifies servers
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-# Argo's own containers in the pod of a step: a namespace that enforces the PodSecurity standard
-# `restricted` rejects them without this patch. Resource templates lack these containers: the patch
-# would fail.
+# Patch for the containers that Argo adds to the pod of a step: without it, a namespace that
+# enforces the PodSecurity standard `restricted` rejects the pod. The pods of resource templates do
+# not have these containers, so the patch would fail there.
 EXECUTOR_SECURITY = {
     "initContainers": [{"name": "init", "securityContext": CONTAINER_SECURITY}],
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
 }
 # `argo logs` finds the pods of a workflow by this label
-OF_WORKFLOW = {WORKFLOW: "{{workflow.name}}"}
-MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
+WORKFLOW_LABEL = {WORKFLOW: "{{workflow.name}}"}
+TMP_MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
-def environment(secret: str = STORE_SECRET) -> list[Manifest]:
-    """Return the sources of addresses and keys; without the Secret, pods use the cloud role of
-    their account (IAM)."""
+def environment_sources(secret: str = STORE_SECRET) -> list[Manifest]:
+    """Return `envFrom`: the addresses, and the credentials in `secret`. If the Secret does not
+    exist, pods use the IAM role of their ServiceAccount."""
     return [
         {"configMapRef": {"name": CONFIG_MAP}},
         {"secretRef": {"name": secret, "optional": True}},
     ]
 
 
-def token(serve: "ServeConfig") -> list[Manifest]:
+def token_variables(serve: "ServeConfig") -> list[Manifest]:
     """Return the variable with the tokens that a model server accepts."""
     reference = {"name": TOKEN_SECRET, "key": REKINDLE_TOKEN}
     if serve.token:
@@ -74,23 +74,23 @@ def token(serve: "ServeConfig") -> list[Manifest]:
     return []
 
 
-def image_digest(image: str) -> list[Manifest]:
-    """Return the variable that tells a pod its image, if the image is pinned by digest."""
+def image_variables(image: str) -> list[Manifest]:
+    """Return the environment variable with the pod's image, if the image is pinned by digest."""
     if "@" in image:
         return [{"name": REKINDLE_IMAGE, "value": image}]
     return []
 
 
 def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
-    """Return the environment variables for the end of a worker: grace period, and source of the
-    cloud's notices."""
+    """Return the environment variables with a worker's grace period, and the cloud whose preemption
+    notices it polls."""
     variables = {REKINDLE_GRACE: str(pod.grace_seconds), REKINDLE_NOTICE: pod.notice}
     return [{"name": name, "value": value} for name, value in variables.items() if value]
 
 
 def resources(pod: "PodConfig") -> Manifest:
-    """Return requests and limits: memory is limited to the request, CPU is not limited (throttling
-    slows pods down)."""
+    """Return requests and limits. The memory limit equals the request; CPU is not limited, because
+    throttling slows pods down."""
     limits = {"memory": pod.memory}
     if pod.gpus:
         limits[pod.gpu_resource] = str(pod.gpus)
@@ -98,19 +98,22 @@ def resources(pod: "PodConfig") -> Manifest:
     return {"requests": requests, "limits": limits}
 
 
-def volumes(pod: "PodConfig") -> list[Manifest]:
-    """Return the only writable directory of a pod; Argo stores artifacts below that directory."""
+def tmp_volumes(pod: "PodConfig") -> list[Manifest]:
+    """Return the volume of /tmp, the only writable directory of a pod; Argo stores artifacts in
+    it."""
     return [{"name": "tmp", "emptyDir": {"sizeLimit": pod.disk}}]
 
 
-def metadata(pod: "PodConfig", labels: Mapping[str, str] = OF_WORKFLOW) -> Manifest:
+def pod_metadata(pod: "PodConfig", labels: Mapping[str, str] = WORKFLOW_LABEL) -> Manifest:
     """Return the metadata of the pods of a job or a Deployment."""
     return {"labels": {**pod.labels, **labels}} | (
         {"annotations": pod.annotations} if pod.annotations else {}
     )
 
 
-def container(name: str, pod: "PodConfig", args: list[str], **container_fields: Any) -> Manifest:
+def hardened_container(
+    name: str, pod: "PodConfig", args: list[str], **container_fields: object
+) -> Manifest:
     """Return a hardened container that runs `python ARGS` with the common environment."""
     return {
         "name": name,
@@ -119,10 +122,10 @@ def container(name: str, pod: "PodConfig", args: list[str], **container_fields: 
         "command": ["python"],
         "args": args,
         "env": POD_ADDRESS,
-        "envFrom": environment(),
+        "envFrom": environment_sources(),
         "resources": resources(pod),
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": MOUNTS,
+        "volumeMounts": TMP_MOUNTS,
         **container_fields,
     }
 
@@ -140,7 +143,7 @@ def affinity(pod: "PodConfig") -> Manifest:
 
 
 def tolerations(pod: "PodConfig") -> list[Manifest]:
-    """Return the pod's tolerations, and the time until it is evicted from a node that does not
+    """Return the pod's tolerations, including how long the pod may stay on a node that does not
     respond."""
     if pod.node_lost_seconds is None:
         return pod.tolerations
@@ -161,8 +164,8 @@ def pod_spec(
     pod: "PodConfig",
     account: str,
     containers: list[Manifest],
-    labels: Mapping[str, str] = OF_WORKFLOW,
-    **spec_fields: Any,
+    labels: Mapping[str, str] = WORKFLOW_LABEL,
+    **spec_fields: object,
 ) -> Manifest:
     """Return a PodSpec without access to the Kubernetes API; `labels`: labels of the pods."""
     spread_constraint = {
@@ -183,14 +186,13 @@ def pod_spec(
         ],
         "priorityClassName": pod.priority_class,
         "containers": containers,
-        "volumes": volumes(pod),
+        "volumes": tmp_volumes(pod),
         **spec_fields,
     }
 
     return {key: value for key, value in spec.items() if value not in ({}, [], "")}
 
 
-def labels(name: str) -> dict[str, str]:
-    """Return the labels of the workflow of the pipeline `name`; commands find runs by these
-    labels."""
+def workflow_labels(name: str) -> dict[str, str]:
+    """Return the labels by which commands find the workflows of the pipeline `name`."""
     return {**PART_OF_REKINDLE, NAME_LABEL: name}

@@ -11,18 +11,18 @@ from rekindle.errors import did_you_mean
 
 
 @cache
-def presets() -> dict[str, dict[str, Any]]:
+def read_presets() -> dict[str, dict[str, Any]]:
     """Return the content of presets.yaml: `pods`, `gang` and `refused`, each a mapping by name."""
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 
-def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
+def find_preset(name: str, setting: str, available: Mapping[str, Any]) -> Any:
     """Return the preset called `name`; `setting` is the config key that selected it, for errors.
 
     Raises ValueError with a suggestion if the preset does not exist.
     """
     if name not in available:
-        reason = presets()["refused"].get(name)
+        reason = read_presets()["refused"].get(name)
         if reason:
             raise ValueError(f"{setting} is {name}: {reason}")
         hint = did_you_mean(name, set(available)) or f" Available: {', '.join(available)}."

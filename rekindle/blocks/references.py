@@ -1,5 +1,5 @@
-"""Rewrites references to outputs of other tasks so that they are valid in a task's DAG, and adds
-dependencies."""
+"""Rewrite references to outputs of other DAGs as inputs of a task's own DAG, and add the
+dependencies that they imply."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,13 @@ from typing import Any
 from hera.workflows import Parameter, Task
 from pydantic import ValidationError
 
-from rekindle.blocks.dag_scope import Producer, Scope, Stored, dependencies_of, set_dependencies
+from rekindle.blocks.dag_scope import (
+    Producer,
+    Scope,
+    StoredArtifact,
+    dependencies_of,
+    set_dependencies,
+)
 from rekindle.blocks.dependencies import after_all
 from rekindle.blocks.wiring import Block, Condition, blame, describe, refuse
 from rekindle.errors import did_you_mean, rule
@@ -23,21 +29,21 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        # reference to an output → template tag for its value, computed or cached
+        # reference to an output → template tag of the value, which the task or the cache provides
         self.tags: dict[str, str] = {}
 
-    def needed(self, scope: Scope, value: object) -> list[str]:
-        """Return the tasks in the DAG of `scope` whose outputs `value` contains."""
+    def find_producers(self, scope: Scope, value: object) -> list[str]:
+        """Return the tasks in the DAG of `scope` whose outputs `value` refers to."""
         producers = self._producers(scope, value)
         return [producer.task for producer in producers if producer.scope is scope]
 
-    # any value that a task can get, which keeps its type
+    # Any: the result has the type of `value`, or is text
     def localize(self, scope: Scope, value: Any) -> Any:
-        """Return `value` rewritten for the DAG of `scope`. If it contains outputs of outer DAGs,
-        the groups around `scope` depend on their tasks."""
+        """Return `value` rewritten for the DAG of `scope`. If `value` refers to outputs of outer
+        DAGs, let the groups around `scope` depend on the tasks that produce them."""
         for producer in self._producers(scope, value):
             if producer.scope is not scope:
-                group = next(inner for inner in scope.path() if inner.outer is producer.scope)
+                group = next(inner for inner in scope.enclosing() if inner.outer is producer.scope)
                 self._let_group_depend_on(group, producer.task)
 
         text = _text_of(value)
@@ -54,16 +60,16 @@ class References:
         return value
 
     def _producers(self, scope: Scope, value: object) -> Iterator[Producer]:
-        """Yield the tasks whose outputs `value` contains; for a task in a group, the group's task
-        in the innermost DAG around both."""
-        if isinstance(value, Stored):
+        """Yield the tasks whose outputs `value` refers to. For a task inside a group, yield the
+        task of the group in the innermost DAG that contains both the group and `scope`."""
+        if isinstance(value, StoredArtifact):
             names: dict[Scope, str] = {}
             name = value.producer.task
-            for outer in value.producer.scope.path():
+            for outer in value.producer.scope.enclosing():
                 names[outer] = name
                 name = outer.task.name if outer.task else ""
 
-            shared = next((outer for outer in scope.path() if outer in names), None)
+            shared = next((outer for outer in scope.enclosing() if outer in names), None)
             if shared:
                 yield Producer(shared, names[shared])
 
@@ -74,7 +80,7 @@ class References:
     def _find_owner(self, scope: Scope, task: str) -> Scope:
         """Return the innermost DAG around `scope` that has a task of this name. Raises
         WiringError."""
-        path = list(scope.path())
+        path = list(scope.enclosing())
         for outer in path:
             if outer.contains(task):
                 return outer
@@ -97,7 +103,8 @@ class References:
             return
 
         names = outer.predecessors[task.name]
-        is_ordered_by_hand = task.waits_for != after_all(names)  # by `a >> group`
+        # the user has added dependencies, such as `a >> group`
+        is_ordered_by_hand = task.waits_for != after_all(names)
         dependencies = outer.add_dependencies(task.name, [*names, name])
         if is_ordered_by_hand:
             dependencies = task.waits_for.with_tasks([name])
@@ -119,7 +126,7 @@ class References:
             for argument in [*arguments, options]
             for value in (argument.values() if isinstance(argument, dict) else [argument])
         ]
-        needed = [name for value in values for name in self.needed(scope, value)]
+        needed = [name for value in values for name in self.find_producers(scope, value)]
 
         task.arguments = [self._localize_argument(scope, item) for item in arguments] or None
         for option, value in options.items():
@@ -129,7 +136,7 @@ class References:
         if not task.dependencies:
             set_dependencies(task, dependencies_of(task).with_tasks(needed))
 
-    def _localize_argument(self, scope: Scope, argument: Any) -> Any:
+    def _localize_argument(self, scope: Scope, argument: object) -> Any:
         if isinstance(argument, dict):
             return {name: self.localize(scope, value) for name, value in argument.items()}
 
@@ -138,36 +145,36 @@ class References:
             argument = argument.with_name(argument.name or "")  # `with_name` returns a copy
             argument.value = value
 
-        if isinstance(argument, Stored):
+        if isinstance(argument, StoredArtifact):
             return self.localize(scope, argument)
 
         return argument
 
     def _localize_reference(self, scope: Scope, match: re.Match[str]) -> str:
         task = match[1] or match[2]
-        path = list(scope.path())
+        path = list(scope.enclosing())
         owner = self._find_owner(scope, task)
 
         value = match[0]
         for group in reversed(path[: path.index(owner)]):
             tag = self.tags.get(value, f"{{{{{value}}}}}")
-            name = self._pass_into(group, tag, match[4] or match[5] or "result", task)
+            name = self._add_group_input(group, tag, match[4] or match[5] or "result", task)
             value = f"inputs.parameters.{name}"
 
         return value
 
-    def pass_in(self, group: Scope, name: str, value: object) -> str:
-        """Pass `value`, which is valid in the outer DAG, into a group as the input `name`; return
-        the input's tag."""
+    def pass_to_group(self, group: Scope, name: str, value: object) -> str:
+        """Pass `value`, which is valid in the outer DAG, to a group as the input `name`; return the
+        template tag of this input."""
         assert group.outer
-        for task in self.needed(group.outer, value):
+        for task in self.find_producers(group.outer, value):
             self._let_group_depend_on(group, task)
 
         local = self.localize(group.outer, value)
-        return f"{{{{inputs.parameters.{self._pass_into(group, local, name, name)}}}}}"
+        return f"{{{{inputs.parameters.{self._add_group_input(group, local, name, name)}}}}}"
 
-    def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
-        """Pass `value` into a group as an input; return the input's name."""
+    def _add_group_input(self, scope: Scope, value: str, name: str, task: str) -> str:
+        """Pass `value` to a group as an input; return the name of this input."""
         assert scope.task
         arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
         if arguments.get(name, value) != value:
@@ -180,7 +187,7 @@ class References:
 
 
 def _text_of(value: object) -> str:
-    """Return the text in which an argument, a condition or an artifact refers to outputs."""
+    """Return the text of an argument, condition or artifact that may refer to outputs."""
     if isinstance(value, Parameter):
         return str(value.value)
     if isinstance(value, (str, Condition)):

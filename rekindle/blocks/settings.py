@@ -1,23 +1,23 @@
-"""The `cluster:` section of a config: settings for Kubernetes. A run on this machine ignores this
-section."""
+"""The section `cluster` of a config: settings for Kubernetes, which a run on this machine
+ignores."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 
-from rekindle.blocks.presets import find, merge_mappings, presets
+from rekindle.blocks.presets import find_preset, merge_mappings, read_presets
 from rekindle.kubernetes_names import SERVING_ACCOUNT
 from rekindle.sections import Section
 
-CPU = r"^(\d+(\.\d+)?|\d+m)?$"
-MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
-LABEL = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
+CPU_PATTERN = r"^(\d+(\.\d+)?|\d+m)?$"
+MEMORY_PATTERN = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
+LABEL_PATTERN = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 # labels of nodes whose GPUs are shared: GKE's labels, and the label of NVIDIA's plugin
-GKE_SHARING = {
+GKE_SHARING_LABELS = {
     "cloud.google.com/gke-gpu-sharing-strategy",
     "cloud.google.com/gke-gpu-partition-size",
 }
-SHARING = "nvidia.com/gpu.sharing-strategy"
+SHARING_LABEL = "nvidia.com/gpu.sharing-strategy"
 Names = Annotated[
     list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 ]
@@ -34,15 +34,19 @@ class PodConfig(Section):
     image: str = Field("", description="image of these pods (empty: cluster.image)")
     cpu: str = Field(
         "1",
-        pattern=CPU,
+        pattern=CPU_PATTERN,
         description=(
             "CPU request in cores, such as 2 or 500m (empty: train.threads or serve.processes ×"
             " serve.threads)"
         ),
     )
-    memory: str = Field("2Gi", pattern=MEMORY, description="memory request and limit, such as 8Gi")
+    memory: str = Field(
+        "2Gi", pattern=MEMORY_PATTERN, description="memory request and limit, such as 8Gi"
+    )
     disk: str = Field(
-        "2Gi", pattern=MEMORY, description="local disk request and size limit of /tmp, such as 20Gi"
+        "2Gi",
+        pattern=MEMORY_PATTERN,
+        description="local disk request and size limit of /tmp, such as 20Gi",
     )
     gpus: int = Field(0, ge=0, description="number of NVIDIA GPUs")
     gpu_resource: str = Field(
@@ -101,7 +105,7 @@ class PodConfig(Section):
         return (
             "/mig-" in self.gpu_resource
             or ".shared" in self.gpu_resource
-            or not GKE_SHARING.isdisjoint(self.node_selector)
+            or not GKE_SHARING_LABELS.isdisjoint(self.node_selector)
         )
 
     def on_demand(self) -> "PodConfig":
@@ -122,7 +126,7 @@ class PodConfig(Section):
 SPREADABLE_KINDS = ("train", "coordinator", "serve")
 ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULT_IMAGE = "rekindle:0.1"
-DEFAULTS: dict[str, dict[str, Any]] = {
+POD_DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "train": {
         "cpu": "",
@@ -145,7 +149,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class CacheConfig(Section):
-    """Limits of the cache, which the end of each run applies: the oldest entries are removed."""
+    """Limits of the cache. At its end, each run removes the oldest entries beyond these limits."""
 
     keep_days: float = Field(
         90,
@@ -156,7 +160,7 @@ class CacheConfig(Section):
     keep_entries: int = Field(10_000, ge=0, description="number of entries to keep")
     keep_size: str = Field(
         "1Ti",
-        pattern=MEMORY,
+        pattern=MEMORY_PATTERN,
         description="total size of the artifacts of the entries, such as 100Gi",
     )
 
@@ -171,7 +175,7 @@ class ClusterConfig(Section):
     )
     namespace: str = Field(
         "",
-        pattern=LABEL,
+        pattern=LABEL_PATTERN,
         description="namespace of the workflow: a DNS label (empty: as in the kubectl context)",
     )
     service_account: str = Field(
@@ -192,8 +196,8 @@ class ClusterConfig(Section):
     pods: dict[str, PodConfig] = Field(
         default_factory=dict,
         description=(
-            f"image, resources and nodes by kind of pod ({', '.join(DEFAULTS)}, or the name of a"
-            " step)"
+            f"image, resources and nodes by kind of pod ({', '.join(POD_DEFAULTS)}, or the name of"
+            " a step)"
         ),
     )
     backend: Literal["pytorchjob", "jobset", "trainjob"] = Field(
@@ -217,7 +221,7 @@ class ClusterConfig(Section):
         ),
     )
     queue: str = Field(
-        "", pattern=LABEL, description="queue of Volcano or Kueue for the jobs: a DNS label"
+        "", pattern=LABEL_PATTERN, description="queue of Volcano or Kueue for the jobs: a DNS label"
     )
     queue_priority: str = Field(
         "", description="Kueue's WorkloadPriorityClass of the jobs (empty: Kueue's default)"
@@ -256,8 +260,8 @@ class ClusterConfig(Section):
 
     @field_serializer("pods", "presets")
     def _dump_set_fields(self, pods: dict[str, PodConfig]) -> dict[str, Any]:
-        """Dump only the fields that are set, so that a recorded config can be rendered again: any
-        other is a default that depends on the kind of pod."""
+        """Dump only the fields that the user set: the defaults of the other fields depend on the
+        kind of pod, and a recorded config must render to the same manifest."""
         return {name: pod.model_dump(mode="json", exclude_unset=True) for name, pod in pods.items()}
 
     def pod(self, name: str) -> PodConfig:
@@ -270,10 +274,12 @@ class ClusterConfig(Section):
 
         available = self._pod_presets()
         layers = [
-            find(preset, f"cluster.pods.{name}.preset", available)
+            find_preset(preset, f"cluster.pods.{name}.preset", available)
             for preset in settings.get("preset", ())
         ]
-        values = merge_mappings({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
+        values = merge_mappings(
+            {"image": self.image}, POD_DEFAULTS.get(name, {}), *layers, settings
+        )
 
         if name in ON_DEMAND_KINDS:
             train = self.pod("train")
@@ -285,12 +291,13 @@ class ClusterConfig(Section):
         return PodConfig.model_validate(values)
 
     def _pod_presets(self) -> dict[str, Any]:
-        return presets()["pods"] | {
+        return read_presets()["pods"] | {
             key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()
         }
 
     def origin(self, name: str, field: str) -> str:
-        """Return the origin of a field of `pod(name)`; "" if it is set in cluster.pods."""
+        """Return the setting or preset that a field of `pod(name)` comes from; "" for
+        cluster.pods."""
         settings = self.pods.get(name, PodConfig.model_validate({}))
         if field in settings.model_fields_set:
             return ""
@@ -315,8 +322,7 @@ class ClusterConfig(Section):
 
         return "default"
 
-    # the settings are checked with their presets when the config is read, not only when it is
-    # rendered
+    # checked with their presets already when the config is read, so that `render` cannot fail later
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":
@@ -345,7 +351,7 @@ class ClusterConfig(Section):
             )
 
         if self.gang:
-            preset = find(self.gang, "cluster.gang", presets()["gang"])
+            preset = find_preset(self.gang, "cluster.gang", read_presets()["gang"])
             if "labels" in preset and not self.queue:
                 raise ValueError(
                     f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue"
@@ -365,7 +371,7 @@ class ClusterConfig(Section):
                 )
 
             # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
-            if name == "train" and pod.node_selector.get(SHARING) == "mps":
+            if name == "train" and pod.node_selector.get(SHARING_LABEL) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training:"
                     " NVIDIA's device plugin mounts over /dev/shm, where workers keep their"

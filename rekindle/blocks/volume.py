@@ -1,9 +1,9 @@
 """A shared volume that caches datasets: only the first pod downloads a dataset from S3
 (`cluster.cache`).
 
-A dataset is stored under its digest, written under a lock and renamed when complete
-(rekindle/training/local_dataset.py), so pods of several runs can share the volume. A lost volume
-costs a download; it never holds results.
+Pods of several runs can share the volume: each dataset is stored under its digest, written under a
+lock and renamed when complete (rekindle/training/local_dataset.py). The volume contains only
+copies, so a lost volume costs only a download.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write 
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
-    """Return a claim, `shared` by all nodes (ReadWriteMany: NFS, EFS, Filestore, Azure Files) or
-    used by one node.
+    """Return a PersistentVolumeClaim that all nodes can mount (`shared`, ReadWriteMany: NFS, EFS,
+    Filestore, Azure Files) or only one node.
 
     Source: Kubernetes v1 PersistentVolumeClaim.
     """
@@ -38,8 +38,8 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
 
 
 def mount_cache(pod: Manifest, claim: str) -> Manifest:
-    """Return the PodSpec with the claim mounted as a cache of datasets; unchanged if `claim` is
-    empty."""
+    """Return the PodSpec with `claim` mounted as a cache of datasets; return it unchanged if
+    `claim` is empty."""
     if not claim:
         return pod
 

@@ -1,4 +1,5 @@
-"""Outputs of blocks, conditions over them, and errors that name the wrong line of the pipeline."""
+"""Outputs of blocks, conditions on these outputs, and errors that name the wrong line of the
+pipeline."""
 
 import contextlib
 import re
@@ -13,7 +14,7 @@ from hera.workflows import Artifact, Task
 from pydantic import BaseModel
 
 from argolocal.common.wording import cut
-from rekindle.blocks.dependencies import Dependencies, parse
+from rekindle.blocks.dependencies import Dependencies, parse_depends
 from rekindle.errors import MAX_VALUE_CHARS, ConfigError, did_you_mean
 from rekindle.keys import CACHED, REUSED_MODELS, cached
 
@@ -25,10 +26,10 @@ ENGINE_PATHS = (
 )
 # conversion functions of Argo's expressions, where every parameter is text
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
-# key of a mapping that can be a part of a JSONPath in an expression
-KEY = re.compile(r"[\w@%+:/-]+")
-# line of the task that is checked now, see `blame`
-LINE: ContextVar[str] = ContextVar("line", default="")
+# characters of a mapping's key that is valid in a JSONPath
+MAPPING_KEY = re.compile(r"[\w@%+:/-]+")
+# source line of the task that is being checked, see `blame`
+BLAMED_LINE: ContextVar[str] = ContextVar("line", default="")
 
 
 class WiringError(ConfigError):
@@ -37,15 +38,15 @@ class WiringError(ConfigError):
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """An output does not exist. The class is an AttributeError, so that `hasattr` and debuggers
-    work."""
+    """A task does not have this output. The error is also an AttributeError, as `hasattr` and
+    debuggers expect."""
 
 
-def line() -> str:
+def current_line() -> str:
     """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that
     `blame` has set."""
-    if LINE.get():
-        return LINE.get()
+    if BLAMED_LINE.get():
+        return BLAMED_LINE.get()
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(ENGINE_PATHS):
         frame = frame.f_back
@@ -59,21 +60,21 @@ def line() -> str:
 @contextlib.contextmanager
 def blame(location: str) -> Iterator[None]:
     """Report the errors in this context at `location`, where the wrong task was created."""
-    token = LINE.set(location)
+    token = BLAMED_LINE.set(location)
     try:
         yield
     finally:
-        LINE.reset(token)
+        BLAMED_LINE.reset(token)
 
 
 def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
-    """Raise `error` with the line of the user's code."""
-    raise error(f"{line()}: {message}")
+    """Raise `error` with the line of the pipeline that caused it."""
+    raise error(f"{current_line()}: {message}")
 
 
 class Condition:
-    """An expression over outputs, for `when`; `&`, `|` and `~` combine conditions, each of them in
-    parentheses."""
+    """An expression over outputs, for `when`. `&`, `|` and `~` combine conditions; write each
+    condition in parentheses."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -115,10 +116,12 @@ class Value(str):
     keys: Collection[str] = ()  # keys of a mapping, if they are known before the run
 
     def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
-        """`path`: reference in the tag; `expression`: replaces the path if the value has to be
-        computed."""
+        """`path`: reference to the output, for the template tag; `expression`: computes the value,
+        in place of `path`."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
-        value.name, value.kind, value.expression = name, kind, expression or to_expression(path)
+        value.name = name
+        value.kind = kind
+        value.expression = expression or to_expression(path)
         return value
 
     def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
@@ -132,7 +135,7 @@ class Value(str):
             hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
             refuse(f'{self.name} has no "{key}".{hint}')
 
-        if not KEY.fullmatch(key):
+        if not MAPPING_KEY.fullmatch(key):
             refuse(
                 f'{self.name} has no "{key}": a key must consist of letters, digits and "_-@%+:/".'
                 " Rename it."
@@ -143,7 +146,8 @@ class Value(str):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
-            return True  # Hera tests for empty text; a template tag is not empty
+            # Hera tests whether the text is empty; a template tag is not
+            return True
         refuse(
             f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
             " instead of `if`."
@@ -155,7 +159,8 @@ class Value(str):
     def _compare(self, sign: str, other: object) -> Any:
         function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other, (str, int, float)):
-            return NotImplemented  # Hera compares arguments with its own sentinels
+            # Hera compares arguments with its own sentinels
+            return NotImplemented
 
         if isinstance(other, Value) and (other.kind in NUMBER_FUNCTIONS) is not bool(function):
             refuse(
@@ -178,22 +183,19 @@ class Value(str):
 
             right_operand = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
+            hint = ""
             if function:
                 kind = "a number"
-            else:
-                kind = "a mapping" if self._is_mapping() else "text"
-
-            if kind == "a mapping":
+            elif self._is_mapping():
+                kind = "a mapping"
                 hint = f' Compare one of its values, as in {self.name}["KEY"].'
             else:
-                hint = ""
+                kind = "text"
 
             refuse(f"{self.name} is {kind}: it cannot be compared with {other!r}.{hint}")
 
-        return Condition(
-            f"{f'{function}({self.expression})' if function else self.expression} {sign}"
-            f" {right_operand}"
-        )
+        left_operand = f"{function}({self.expression})" if function else self.expression
+        return Condition(f"{left_operand} {sign} {right_operand}")
 
     def __eq__(self, other: object) -> Any:
         return self._compare("==", other)
@@ -217,8 +219,8 @@ class Value(str):
 
 
 def check_condition(label: str, value: object) -> Condition | str:
-    """Return a Condition, or a text with a template tag, for Argo to evaluate; raise WiringError
-    for other values."""
+    """Return `value` if Argo can evaluate it: a Condition, or text with a template tag. Raises
+    WiringError for other values."""
     if isinstance(value, Value):
         refuse(
             f"{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} =="
@@ -235,8 +237,10 @@ def check_condition(label: str, value: object) -> Condition | str:
 
 
 def self_or_cached(value: Value, task: str, experiment: object) -> Value:
-    """Return an output of `task` or, if the task is cached, of the earlier run, except `run_id` and
-    REUSED_MODELS."""
+    """Return an output of `task` that, if `task` is cached, has the value of the cached run.
+
+    The outputs `run_id` and REUSED_MODELS always belong to the current run.
+    """
     own_values = {
         "run_id": f"('{experiment}/' + workflow.name)",
         REUSED_MODELS: f"workflow.parameters.{CACHED}",
@@ -288,14 +292,14 @@ class Block(Task):
     repetitions: "list[Block]"  # tasks that repeat this block, see `workflow.repeat`
     is_repetition: bool = False  # True if the task repeats a block or its own DAG
 
-    # Hera writes Argo's text, as in `a >> b`, and reads it
+    # Hera reads this property, and sets it for `a >> b`
     @property
     def depends(self) -> str | None:
         return str(self.waits_for) or None
 
     @depends.setter
     def depends(self, text: str | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.waits_for = parse(text)
+        self.waits_for = parse_depends(text)
 
     def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
@@ -309,10 +313,10 @@ class Block(Task):
 
 
 def resolve(block: object, name: str, default: object = None) -> Any:
-    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its
-    predecessors.
+    """Return the output or input `name` of `block` or, if it has neither, of its nearest
+    predecessor with this name.
 
-    Raises WiringError if it does not exist and `default` is None.
+    If it does not exist, return `default`, or raise WiringError if `default` is None.
     """
     if not isinstance(block, Block):
         refuse(
@@ -336,10 +340,10 @@ def resolve(block: object, name: str, default: object = None) -> Any:
 
 
 def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest` of the dataset that `resolve` finds; it is "" if the dataset's
-    block has no digest.
+    """Return the input `digest` for the dataset of `block`: "" if the block that provides the
+    dataset does not provide its digest.
 
-    Return {} if `inputs` has a dataset, since it may be another one, with another digest.
+    Return {} if `inputs` contains a dataset: its digest is unknown.
     """
     if "dataset" in inputs:
         return {}
@@ -370,7 +374,7 @@ def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> d
 
 
 def describe(value: object) -> str:
-    """Return a value as shown in messages: on one line, and shortened."""
+    """Return a short description of a value for messages, on one line."""
     kinds: dict[type[Task | Artifact | Value], str] = {
         Task: "the task",
         Artifact: "the artifact",
@@ -396,6 +400,6 @@ def describe(value: object) -> str:
 
 
 def to_expression(path: str) -> str:
-    """Return a path as an expression: names with a hyphen are quoted in brackets."""
+    """Return the path of a tag as an expression, with names that contain a hyphen in brackets."""
     first, *names = path.split(".")
     return first + "".join(f"['{name}']" if "-" in name else f".{name}" for name in names)

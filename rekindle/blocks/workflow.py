@@ -13,33 +13,39 @@ from hera.workflows._context import _context
 
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.binding import (
-    ARGUMENTS,
-    OPTIONS,
-    as_json,
+    STEP_ARGUMENTS,
+    TASK_OPTIONS,
+    check_input_names,
     check_options,
+    dump_model,
     load_step,
-    reject_unknown,
     validate_inputs,
 )
-from rekindle.blocks.container import as_worker, container, needs_task_name, restrict, retries
+from rekindle.blocks.container import (
+    limit_retries,
+    needs_task_name,
+    set_security_contexts,
+    set_worker_settings,
+    step_template,
+)
 from rekindle.blocks.dag_scope import (
     Graph,
     Producer,
     Scope,
-    Stored,
-    declare_reuse,
+    StoredArtifact,
     dependencies_of,
-    export,
+    export_outputs,
+    set_cache_default,
 )
-from rekindle.blocks.dependencies import PHASES, after_all, after_any
+from rekindle.blocks.dependencies import FINAL_PHASES, after_all, after_any
 from rekindle.blocks.jobs.backends import ELASTIC_KINDS
-from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter
-from rekindle.blocks.manifest.quoting import as_word, input_text, skip_if
+from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter_tag
+from rekindle.blocks.manifest.quoting import format_input, quote_word, skip_if
 from rekindle.blocks.new_data import require_new_data
 from rekindle.blocks.notify import NOTIFY, notification
 from rekindle.blocks.references import References, as_list, check_fields
-from rekindle.blocks.resource import delete, set_pod_settings
-from rekindle.blocks.settings import DEFAULTS
+from rekindle.blocks.resource import delete_template, set_pod_settings
+from rekindle.blocks.settings import POD_DEFAULTS
 from rekindle.blocks.wiring import (
     Block,
     Condition,
@@ -57,16 +63,18 @@ from rekindle.workload import load as load_workload
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
 
-LOOPS = ("with_items", "with_param", "with_sequence")
-NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-FAILED = "{{workflow.status}} != Succeeded"  # `when` of an exit task
-Template = Container | DAG | Resource | Suspend | str  # a text: the name of a template
+LOOP_OPTIONS = ("with_items", "with_param", "with_sequence")
+TASK_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# `when` of an exit task that runs only if the workflow did not succeed
+WORKFLOW_FAILED = "{{workflow.status}} != Succeeded"
+# a template, or the name of a template
+Template = Container | DAG | Resource | Suspend | str
 Predecessors = str | Task | Iterable[str | Task]
-SUFFIX_LENGTH = 11  # characters that a schedule appends to the name of a workflow
+SUFFIX_LENGTH = 11  # number of characters that a schedule appends to the name of a workflow
 
 
 class StepTemplate(NamedTuple):
-    """The tasks that share a template: those of one step, in pods of one kind."""
+    """Tasks with the same step and the same kind of pod share a template."""
 
     module: str
     kind: str
@@ -83,12 +91,12 @@ class Pipeline(References):
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.step_templates: dict[StepTemplate, Container] = {}
-        # model → template that ends the shares of the model's candidates in a Gateway
+        # model → template that sends all requests in a Gateway to the model's champion again
         self.unshare_templates: dict[str, Resource] = {}
-        self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
+        self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
-        # step → callbacks that pass the task's name to the step, called if the step is used more
-        # than once
+        # step → one callback per task, which passes the task's name to the step; called only if
+        # several tasks run the step
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
         self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
@@ -96,12 +104,12 @@ class Pipeline(References):
 
     @cached_property
     def metrics(self) -> set[str]:
-        """Names of the metrics of an evaluation."""
+        """Names of the workload's metrics."""
         return {metric.name for metric in load_workload(self.config.workload).metrics}
 
-    def scope(self) -> Scope:
+    def current_scope(self) -> Scope:
         """Return the DAG whose `with` is active. Raises WiringError outside of a DAG."""
-        # Hera has no public way to ask for the DAG to which it adds new tasks
+        # Hera has no public function that returns the active DAG
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
@@ -111,14 +119,14 @@ class Pipeline(References):
             )
         return self.scopes.setdefault(id(dag), Scope(dag))
 
-    def name(self, requested: str, default: str) -> str:
+    def reserve_name(self, requested: str, default: str) -> str:
         """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or
         number if necessary.
 
         In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release`
         is called `release-wide` only if the name `release` is already in use.
         """
-        if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
+        if requested and not (isinstance(requested, str) and TASK_NAME.fullmatch(requested)):
             refuse(
                 f'the task name "{requested}" is invalid: use lower-case letters, digits and'
                 " hyphens (train-wide)."
@@ -130,7 +138,7 @@ class Pipeline(References):
                 " another name."
             )
 
-        group, suffix = self._group()
+        group, suffix = self._innermost_group()
         default += suffix if suffix not in default else ""
 
         name = requested or default
@@ -144,12 +152,12 @@ class Pipeline(References):
         self.names.add(name)
         return name
 
-    def _group(self) -> tuple[str, str]:
-        """Return the name of the innermost group, and the suffix that groups give to the names of
-        their tasks."""
-        names = [scope.task.name for scope in self.scope().path() if scope.task]
-        suffixes = (f"-{rest}" for name in names if (rest := name.partition("-")[2]))
-        return next(iter(names), ""), next(suffixes, "")
+    def _innermost_group(self) -> tuple[str, str]:
+        """Return the name of the innermost group, and the suffix that the names of its tasks
+        get."""
+        names = [scope.task.name for scope in self.current_scope().enclosing() if scope.task]
+        suffixes = [f"-{name.partition('-')[2]}" for name in names if "-" in name]
+        return next(iter(names), ""), next(iter(suffixes), "")
 
     def template_name(self, requested: str) -> str:
         """Return `requested`, with a number if another template has this name."""
@@ -161,29 +169,31 @@ class Pipeline(References):
             name = f"{requested}-{number}"
         return name
 
-    def container(self, module: str, kind: str, *, in_loop: bool = False) -> Container:
+    def step_template(self, module: str, kind: str, *, in_loop: bool = False) -> Container:
         """Return the template of a step, which all tasks of the step share."""
         shared = StepTemplate(module, kind, in_loop)
         if shared not in self.step_templates:
-            self.kinds.add(kind)
+            self.pod_kinds.add(kind)
             cluster = self.config.cluster
             pod = cluster.pod(kind)
             name = self.template_name(short_name(module))
-            template = container(name, module, cluster, pod, in_loop=in_loop)
+            template = step_template(name, module, cluster, pod, in_loop=in_loop)
             if kind == "train":
-                template = as_worker(template, cluster, pod)
+                template = set_worker_settings(template, cluster, pod)
             self.step_templates[shared] = template
 
         return self.step_templates[shared]
 
     @cached_property
-    def deletion(self) -> Resource:
-        """The template that deletes an object."""
-        return delete(self.template_name("delete"), retries(self.config.cluster.retries))
+    def deletion_template(self) -> Resource:
+        """The template that deletes a Kubernetes object."""
+        return delete_template(
+            self.template_name("delete"), limit_retries(self.config.cluster.retries)
+        )
 
     def job_name(self, task: str, max_length: int = 53) -> str:
-        """Return the name of the object that `task` applies. Raises WiringError if the name is too
-        long for pods."""
+        """Return the name of the Kubernetes object that `task` applies. Raises WiringError if the
+        names of its pods would be too long."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
             refuse(
@@ -192,18 +202,18 @@ class Pipeline(References):
             )
         return f"{{{{workflow.name}}}}-{task}"
 
-    def add(
+    def add_task(
         self,
         name: str,
         template: Template,
         inputs: Mapping[str, Any],
         options: Mapping[str, Any] | None = None,
         after: Predecessors = (),
-        uses: Iterable[Stored] = (),
+        uses: Iterable[StoredArtifact] = (),
     ) -> Block:
-        """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it
-        gets as `inputs`, or `uses` by their keys."""
-        scope = self.scope()
+        """Add a task to the active DAG. The task depends on `after`, on the tasks whose outputs are
+        in `inputs` and `options`, and on the producers of the artifacts that it `uses` by key."""
+        scope = self.current_scope()
         options = options or {}
         predecessors = [after] if isinstance(after, (str, Task)) else [*after]
         names = [task.name if isinstance(task, Task) else task for task in predecessors]
@@ -222,8 +232,8 @@ class Pipeline(References):
         for artifact in uses:
             self.localize(scope, artifact)
 
-        used = [task for artifact in uses for task in self.needed(scope, artifact)]
-        needed = [task for value in values for task in self.needed(scope, value)]
+        used = [task for artifact in uses for task in self.find_producers(scope, artifact)]
+        needed = [task for value in values for task in self.find_producers(scope, value)]
         arguments = {field: self.localize(scope, value) for field, value in inputs.items()}
         extras = {option: self.localize(scope, value) for option, value in options.items()}
 
@@ -236,44 +246,44 @@ class Pipeline(References):
 
         return task
 
-    def repeat_group(self, judge: Block) -> Block:
-        """Add a task that runs the active group again with the champion of the repeated evaluation
-        `judge`, if its verdict is `release`."""
-        dag = self.scope().dag
+    def repeat_group(self, evaluation: Block) -> Block:
+        """Add a task that runs the active group again if the repeated evaluation `judge` has the
+        verdict `release`; the group then uses the champion of that evaluation."""
+        dag = self.current_scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
-        arguments["champion"] = judge.outputs.champion
+        arguments["champion"] = evaluation.outputs.champion
         arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
-        task = self.add(
-            self.name("", "next"),
+        task = self.add_task(
+            self.reserve_name("", "next"),
             dag.name or "",
             arguments,
-            {"when": judge.outputs.verdict == "release"},
+            {"when": evaluation.outputs.verdict == "release"},
         )
-        task.waits_for = after_all([f"{judge.name}.Succeeded"])
+        task.waits_for = after_all([f"{evaluation.name}.Succeeded"])
         task.is_repetition = True
 
         return task
 
-    def reuse(self, task: str) -> dict[str, Any]:
+    def skip_if_cached(self, task: str) -> dict[str, Any]:
         """Return the task options that skip `task` if its outputs are cached."""
         self.cacheable.append(task)
         return skip_if(cached(task))
 
     def close(self) -> None:
-        """Finish the workflow: do the work that needs the complete list of tasks."""
+        """Check and complete the workflow after all its tasks were added."""
         self._reject_repeated_groups()
         for setters in self.part_setters.values():
             if len(setters) > 1:
                 for set_part in setters:
                     set_part()
 
-        unknown = self.config.cluster.pods.keys() - self.kinds
+        unknown = self.config.cluster.pods.keys() - self.pod_kinds
         if unknown:
             name = min(unknown)
             refuse(
                 f"cluster.pods.{name} is set, but no task has pods of this"
-                f" kind.{did_you_mean(name, self.kinds)}"
+                f" kind.{did_you_mean(name, self.pod_kinds)}"
             )
 
         for scope in self.scopes.values():
@@ -284,13 +294,13 @@ class Pipeline(References):
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
 
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
-        restrict(self.workflow.templates)
-        export(self.scopes.values(), self.workflow.templates)
-        declare_reuse(as_list(self.workflow.arguments), self.cacheable)
+        set_security_contexts(self.workflow.templates)
+        export_outputs(self.scopes.values(), self.workflow.templates)
+        set_cache_default(as_list(self.workflow.arguments), self.cacheable)
         self._sort_templates()
 
     def _sort_templates(self) -> None:
-        """Sort the templates: DAGs of blocks, other DAGs, the exit DAG, and then the rest."""
+        """Sort the templates: DAGs of blocks, other DAGs, the exit DAG, then all others."""
         dags = [scope.dag.name for scope in self.scopes.values()]
         ranks = {name: rank for rank, name in enumerate(dags)}
         ranks["finish"] = len(dags) + 1
@@ -314,7 +324,9 @@ class Pipeline(References):
                 and getattr(task.template, "name", task.template) == scope.dag.name
                 and not (isinstance(task, Block) and task.is_repetition)
             ]
-            if len(tasks) > 1 or any(getattr(task, loop) for task in tasks for loop in LOOPS):
+            if len(tasks) > 1 or any(
+                getattr(task, loop) for task in tasks for loop in LOOP_OPTIONS
+            ):
                 refuse(
                     f"the DAG {scope.dag.name} runs several times"
                     f" ({', '.join(task.name for task in tasks)}), and its blocks"
@@ -322,9 +334,8 @@ class Pipeline(References):
                     " write a Python function that creates the blocks, and call it several times."
                 )
 
-    def finish(self) -> None:
-        """Add the exit tasks: the report to MLflow, the notification, and the deletion of training
-        jobs."""
+    def add_exit_tasks(self) -> None:
+        """Add the exit tasks: report to MLflow, notify, and delete the training jobs."""
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {
             "workflow": "{{workflow.name}}",
@@ -335,36 +346,38 @@ class Pipeline(References):
 
         report: list[str] = []
         if self.is_tracked:
-            recorded = {name: parameter(name) for name in ("config", "manifest", CACHED, BACKFILL)}
+            recorded = {
+                name: parameter_tag(name) for name in ("config", "manifest", CACHED, BACKFILL)
+            }
             report.append(step("steps.report", inputs=inputs, **recorded, ledgers=ledgers).name)
 
         notify = self.config.notify
         if notify.format != "off":
-            template = self.container(NOTIFY, "notify")
+            template = self.step_template(NOTIFY, "notify")
             dag = notification(self.template_name("notification"), template, notify, inputs)
-            task = self.add(self.name("", "notification"), dag, {})
-            task.waits_for = after_any(report, PHASES)
-            self.scope().guarded += report
+            task = self.add_task(self.reserve_name("", "notification"), dag, {})
+            task.waits_for = after_any(report, FINAL_PHASES)
+            self.current_scope().guarded += report
 
         for number, (job, kind) in enumerate(self.jobs.items()):
             name = f"cleanup-{job}" if number else "cleanup"
-            self.delete(name, kind.lower(), self.job_name(job), when=FAILED)
+            self.add_deletion(name, kind.lower(), self.job_name(job), when=WORKFLOW_FAILED)
 
-    def delete(
-        self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any
+    def add_deletion(
+        self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: object
     ) -> Block:
         """Add a task, by default named `task`, that deletes the object `name` if it exists."""
-        template = self.deletion
-        objects = {"kind": kind, "object": as_word(name)}
-        return self.add(self.name("", task), template, objects, options, after)
+        template = self.deletion_template
+        objects = {"kind": kind, "object": quote_word(name)}
+        return self.add_task(self.reserve_name("", task), template, objects, options, after)
 
 
-CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
+CURRENT_PIPELINE: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
 
 
-def current() -> Pipeline:
+def current_pipeline() -> Pipeline:
     """Return the pipeline whose `with` is active. Raises WiringError outside of a pipeline."""
-    pipeline = CURRENT.get()
+    pipeline = CURRENT_PIPELINE.get()
     if pipeline is None:
         refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
     return pipeline
@@ -396,15 +409,15 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
     reserved = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
     arguments = [*reserved, *parameters]
-    labels = pods.labels(config.name) | options.pop("labels", {})
+    labels = pods.workflow_labels(config.name) | options.pop("labels", {})
     settings = _defaults(config) | options
     with Workflow(entrypoint="main", labels=labels, arguments=arguments, **settings) as workflow:
         pipeline = Pipeline(config, workflow)
-        token = CURRENT.set(pipeline)
+        token = CURRENT_PIPELINE.set(pipeline)
 
         try:
             with Graph(name="main"):
-                pipeline.scope()
+                pipeline.current_scope()
                 yield workflow
                 pipeline.connect_plain_tasks()
 
@@ -414,11 +427,11 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
             if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
                 with at_exit():
-                    pipeline.finish()
+                    pipeline.add_exit_tasks()
 
             pipeline.close()
         finally:
-            CURRENT.reset(token)
+            CURRENT_PIPELINE.reset(token)
 
 
 def _defaults(config: "Config") -> dict[str, Any]:
@@ -428,8 +441,8 @@ def _defaults(config: "Config") -> dict[str, Any]:
         "generate_name": f"{config.name}-",
         "namespace": cluster.namespace or None,
         "service_account_name": cluster.service_account,
-        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's
-        # token
+        # steps do not call the Kubernetes API: only Argo's container in the pod gets the token of
+        # the ServiceAccount
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
@@ -450,20 +463,20 @@ def group(
     """
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
-    with nested(current().name(name or " ", ""), when, **options) as task:
+    with nested_dag(current_pipeline().reserve_name(name or " ", ""), when, **options) as task:
         yield task
 
 
 @contextmanager
-def nested(
+def nested_dag(
     name: str, when: Condition | str | None = None, after: Iterable[str] = (), **options: Any
 ) -> Iterator[Block]:
-    """Create the nested DAG of a group whose name is reserved; its task runs after the tasks
-    `after`."""
-    pipeline = current()
-    outer = pipeline.scope()
+    """Create the nested DAG of a group, with a name that `Pipeline.name` has reserved; its task
+    runs after the tasks `after`."""
+    pipeline = current_pipeline()
+    outer = pipeline.current_scope()
     dag = Graph(name=pipeline.template_name(name), **options)
-    task = pipeline.add(name, dag, {}, {} if when is None else {"when": when}, after)
+    task = pipeline.add_task(name, dag, {}, {} if when is None else {"when": when}, after)
     pipeline.scopes[id(dag)] = Scope(dag, outer, task)
     with dag:
         yield task
@@ -474,13 +487,13 @@ def at_exit() -> Iterator[None]:
     """Run the tasks created in this context at the end of the workflow, whether it succeeded or
     failed.
 
-    The tag `{{workflow.status}}` has the outcome.
+    Their inputs may contain the tag `{{workflow.status}}`.
     """
-    pipeline = current()
+    pipeline = current_pipeline()
     dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
     pipeline.workflow.on_exit = "finish"
     with next(dags, None) or Graph(name="finish"):
-        pipeline.scope()
+        pipeline.current_scope()
         yield
 
 
@@ -491,14 +504,14 @@ def step(
     pod: str = "",
     inputs: Mapping[str, Any] | None = None,
     after: Predecessors = (),
-    **more: Any,
+    **more: object,
 ) -> Block:
     """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.
 
-    `task`: name of the task; `pod`: kind of its pod in cluster.pods. Fields of Hera's Task, such as
-    `when` and `with_items`, are passed to it. Raises WiringError.
+    `task`: name of the task; `pod`: kind of its pod in cluster.pods. Further arguments may be
+    fields of Hera's Task, such as `when` and `with_items`. Raises WiringError.
     """
-    pipeline = current()
+    pipeline = current_pipeline()
     definition = load_step(module)
 
     if not isinstance(pod, str):
@@ -506,14 +519,14 @@ def step(
             f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train."
         )
 
-    options = {name: more.pop(name) for name in OPTIONS if name in more}
-    in_loop = any(options.get(name) is not None for name in LOOPS)
-    name = pipeline.name(task, short_name(module))
-    values = {field: as_json(value) for field, value in {**(inputs or {}), **more}.items()}
+    options = {name: more.pop(name) for name in TASK_OPTIONS if name in more}
+    in_loop = any(options.get(name) is not None for name in LOOP_OPTIONS)
+    name = pipeline.reserve_name(task, short_name(module))
+    values = {field: dump_model(value) for field, value in {**(inputs or {}), **more}.items()}
     fields = definition.Inputs.model_fields
-    reject_unknown(name, values, fields, (*OPTIONS, *ARGUMENTS))
+    check_input_names(name, values, fields, (*TASK_OPTIONS, *STEP_ARGUMENTS))
     texts = {
-        field: value if _is_unchanged(value) else input_text(value)
+        field: value if _is_unchanged(value) else format_input(value)
         for field, value in validate_inputs(name, values, fields).items()
     }
     if needs_task_name(definition):
@@ -522,21 +535,21 @@ def step(
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
     if cacheable:
-        options.update(pipeline.reuse(name))
+        options.update(pipeline.skip_if_cached(name))
 
-    template = pipeline.container(module, pod or short_name(module), in_loop=in_loop)
-    block = pipeline.add(name, template, texts, options, after)
+    template = pipeline.step_template(module, pod or short_name(module), in_loop=in_loop)
+    block = pipeline.add_task(name, template, texts, options, after)
     block.inputs = values
     outputs: dict[str, Any] = {}
 
     for field, info in definition.Outputs.model_fields.items():
         if not is_artifact(info):
             kind = list if in_loop else info.annotation
-            outputs[field] = _parameter(block, field, kind, is_cached=cacheable)
+            outputs[field] = _output_value(block, field, kind, is_cached=cacheable)
         elif not in_loop:  # Argo cannot pass the artifacts of a loop to other tasks
             location = cached_key if cacheable else key
-            producer = Producer(pipeline.scope(), name)
-            outputs[field] = Stored.from_key(field, location(name, field), producer)
+            producer = Producer(pipeline.current_scope(), name)
+            outputs[field] = StoredArtifact.from_key(field, location(name, field), producer)
 
     block.outputs = Outputs(name, outputs)
     block.origin = module, pod
@@ -546,25 +559,26 @@ def step(
 
 
 def _is_unchanged(value: object) -> bool:
-    """Return whether an input is passed as it is: a text or an artifact."""
-    return isinstance(value, (str, Stored)) or hasattr(value, "from_")
+    """Return whether an input is passed unchanged, because it is text or an artifact."""
+    return isinstance(value, (str, StoredArtifact)) or hasattr(value, "from_")
 
 
-def _parameter(block: Block, name: str, kind: object, *, is_cached: bool) -> Value:
-    """Return an output of a block or, if the block may be cached, of the earlier run."""
+def _output_value(block: Block, name: str, kind: object, *, is_cached: bool) -> Value:
+    """Return the output parameter `name` of a block; if the block is cached, the output has the
+    value of the cached run."""
     path = f"tasks.{block.name}.outputs.parameters.{name}"
     value = Value(name, path, kind)
     if not is_cached:
         return value
 
     either = self_or_cached(value, block.name, block.inputs.get("experiment"))
-    current().tags.update({path: str(either), value.expression: str(either)})
+    current_pipeline().tags.update({path: str(either), value.expression: str(either)})
     return either
 
 
 def repeat(block: Block, **options: Any) -> Block:
-    """Add a task that runs the step of `block` again with the same inputs; its artifacts replace
-    those of `block`."""
+    """Add a task that runs the step of `block` again with the same inputs, and overwrites the
+    artifacts of `block`."""
     module, pod = block.origin
     repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
     if needs_task_name(load_step(module)):

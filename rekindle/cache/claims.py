@@ -1,9 +1,8 @@
-"""Claims of cached results: retention keeps the artifacts that a new run reuses until the run
-itself is recorded.
+"""Claims of cached results: they keep retention from removing artifacts that a new run reuses,
+until the new run itself is recorded.
 
-    cache-claims/RUN         for each claimed RUN/TASK, the Unix time of its last claim, in seconds
-    cache-claims/releases    for each release that a run reads (steps/champion.py), the same by
-    releases/NAME/HASH
+    cache-claims/RUN         {RUN/TASK: Unix time of its last claim, in seconds}
+    cache-claims/releases    {releases/NAME/HASH: the same}, for releases that a run reads
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
 and then reads the claims. Therefore at least one of the two notices the other.
@@ -26,9 +25,9 @@ from rekindle.errors import Conflict, NotFound
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "cache-claims/"
-INTERVAL_S = 3600  # a younger claim of a task is not renewed
-EXPIRY_S = 366 * 86400  # an older claim is deleted when the next is recorded
+CLAIMS_FOLDER = "cache-claims/"
+INTERVAL_S = 3600  # a claim younger than this is not renewed
+EXPIRY_S = 366 * 86400  # a claim older than this is deleted with the next claim
 RELEASES = "releases"  # first part of the key of a release
 THREADS = 8
 
@@ -39,7 +38,7 @@ class Claims(RootModel[dict[str, Annotated[float, Field(allow_inf_nan=False)]]])
     model_config = ConfigDict(strict=True)
 
 
-def claim(store: "Store", tasks: Iterable[str]) -> None:
+def claim_tasks(store: "Store", tasks: Iterable[str]) -> None:
     """Record that a new run uses the artifacts of `tasks` (RUN/TASK). Raises StorageError."""
     tasks_by_run: dict[str, set[str]] = defaultdict(set)
     for task in tasks:
@@ -49,14 +48,12 @@ def claim(store: "Store", tasks: Iterable[str]) -> None:
 
 
 def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
-    """Return the RUN/TASK that were claimed in the last `claim_s` seconds. Raises StorageError.
-
-    `run`: the run whose tasks are asked for; "": all runs.
-    """
+    """Return the tasks (RUN/TASK) of `run`, or of all runs, that were claimed in the last `claim_s`
+    seconds. Raises StorageError."""
     if run:
         runs = [run]
     else:
-        runs = [item.key.removeprefix(FOLDER) for item in store.list(FOLDER)]
+        runs = [item.key.removeprefix(CLAIMS_FOLDER) for item in store.list(CLAIMS_FOLDER)]
 
     with ThreadPoolExecutor(THREADS) as pool:
         times = [times for times, _ in pool.map(partial(_read, store), runs)]
@@ -69,9 +66,9 @@ def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
     }
 
 
-def remove(store: "Store", run: str) -> None:
+def remove_claims(store: "Store", run: str) -> None:
     """Delete the claims of a run whose artifacts were removed. Raises StorageError."""
-    store.delete([f"{FOLDER}{run}"])
+    store.delete([f"{CLAIMS_FOLDER}{run}"])
 
 
 def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
@@ -85,13 +82,13 @@ def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
         data = to_json(recent | dict.fromkeys(outdated, now)).encode()
         # another run has changed the claims, or retention has removed them
         with suppress(Conflict, NotFound):
-            store.put(f"{FOLDER}{run}", data, if_match=etag, if_absent=not etag)
+            store.put(f"{CLAIMS_FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return
 
 
 def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
     try:
-        data, etag = store.get_with_etag(f"{FOLDER}{run}")
+        data, etag = store.get_with_etag(f"{CLAIMS_FOLDER}{run}")
     except NotFound:
         return {}, None
-    return parse(Claims, data, store.uri(f"{FOLDER}{run}")).root, etag
+    return parse(Claims, data, store.uri(f"{CLAIMS_FOLDER}{run}")).root, etag

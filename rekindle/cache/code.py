@@ -1,8 +1,7 @@
-"""Identity of a step's code: all installed packages, and the modules of project and Rekindle that
-the step imports.
+"""The identity of a step's code: a hash of the installed packages, and of the modules of the
+project and of Rekindle that the step imports, also inside functions.
 
-Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the
-identity.
+If the image of a pod is pinned by digest, this digest is the identity.
 """
 
 import ast
@@ -32,12 +31,12 @@ PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names that 
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name; "" if the name has only a tag, which may be moved to
-    another image."""
+    """Return the digest in the name of an image; "" if the name has only a tag, which may later
+    name another image."""
     return image.partition("@")[2]
 
 
-def identity(modules: Iterable[str]) -> str:
+def code_identity(modules: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
     `modules`."""
     if os.environ.get(KUBERNETES_SERVICE_HOST) and (
@@ -53,30 +52,34 @@ def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
 
 
 def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
-    """Return the values that `identity` is a hash of, outside of a pod with a pinned image."""
+    """Return the values whose hash is the `identity`, unless the image of the pod is pinned."""
     return _identity_facts(tuple(sorted(set(modules))), tuple(project.search_path()))
 
 
 def _identity_facts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
-    return {"python": sys.version, "packages": packages(), "files": digests(modules, folders)}
+    return {
+        "python": sys.version,
+        "packages": list_packages(),
+        "files": module_digests(modules, folders),
+    }
 
 
-def digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
-    """Return the sha256 of the files of `closure`, by module."""
-    return {name: _sha256(path) for name, path in sorted(closure(modules, folders).items())}
+def module_digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of the file of each module in `imported_files`."""
+    return {name: _sha256(path) for name, path in sorted(imported_files(modules, folders).items())}
 
 
 def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
-    """Return the modules of project and Rekindle that a workflow's templates name: steps and
-    workloads."""
+    """Return the modules of the project and of Rekindle, such as steps and workloads, that the
+    templates of a workflow name."""
     text = to_json(manifest["spec"].get("templates") or [])
     roots = [*map(Path, folders), project.REFERENCE]
-    return sorted(name for name in set(DOTTED_NAME.findall(text)) if _file(name, roots))
+    return sorted(name for name in set(DOTTED_NAME.findall(text)) if _find_file(name, roots))
 
 
-def packages() -> list[str]:
-    """Return the installed packages with their versions, also of a Python that a virtual
-    environment includes."""
+def list_packages() -> list[str]:
+    """Return the installed packages with their versions, including the system packages that a
+    virtual environment can see."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     folders.update({folder for folder in sys.path if is_installed(Path(folder))})
     files = (path for folder in folders for path in Path(folder).glob("*"))
@@ -84,15 +87,15 @@ def packages() -> list[str]:
     return sorted({path.stem for path in records})
 
 
-def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
-    """Map `modules` and the modules that they import to their files. A package in `modules` adds
-    all its files."""
+def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
+    """Return the files of `modules` and of the modules that they import, directly or indirectly, by
+    module. For a package in `modules`, return all its files."""
     roots = [*map(Path, folders), project.REFERENCE]
     files: dict[str, Path] = {}
     pending = list(modules)
 
     for name in modules:
-        file = _file(name, roots)
+        file = _find_file(name, roots)
         if file and _is_package(file):
             files.update(
                 {
@@ -103,7 +106,7 @@ def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
 
     while pending:
         name = pending.pop()
-        if name in files or not (file := _file(name, roots)):
+        if name in files or not (file := _find_file(name, roots)):
             continue
 
         files[name] = file
@@ -118,8 +121,8 @@ def _is_package(file: Path) -> bool:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders linked into it, except compiled copies of
-    them."""
+    """Yield the files of a folder and of folders that are linked into it, except compiled copies of
+    source files."""
     for path in linked_files_below(folder):
         is_copy = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
         if not is_copy and "__pycache__" not in path.relative_to(folder).parts:
@@ -132,9 +135,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots` or of an editable installation; None for an
-    installed package."""
+def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
+    """Return the file of a module below `roots` or in an editable installation; None for a module
+    of an installed package."""
     path = Path(*name.split("."))
     package = name.partition(".")[0]
     engine = [folder.parent for folder in ENGINE if folder.name == package]
@@ -149,8 +152,8 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
 
 @cache
 def _source_roots(package: str) -> list[Path]:
-    """Return the folders outside of the project that contain the sources of a package: of an
-    editable installation."""
+    """Return the folders outside of the project that contain the sources of an editable
+    installation of a package."""
     if package in sys.stdlib_module_names:
         return []
 
@@ -158,8 +161,8 @@ def _source_roots(package: str) -> list[Path]:
         spec = importlib.util.find_spec(package)
         if spec:
             folders = [
-                Path(place).parent
-                for place in spec.submodule_search_locations or [spec.origin or "/"]
+                Path(location).parent
+                for location in spec.submodule_search_locations or [spec.origin or "/"]
             ]
             in_project = project.search_path()
 
@@ -173,22 +176,23 @@ def _source_roots(package: str) -> list[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Return True for a file or folder of an installed package, whose version is in the key."""
+    """Return True for a file or folder of an installed package: the identity contains only the
+    version of the package."""
     return bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
 @cache
 def _imports(file: Path, package: str) -> list[str]:
-    """Return the modules that a file of `package` imports; of a compiled file they are not
-    known."""
+    """Return the modules that a source file of `package` imports; [] for a compiled file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
-    # an error of the source is reported when the module is imported; the last two are those of a
-    # source that is nested deep
+    # Python reports an error of the source when the module is imported; deeply nested source raises
+    # RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
-            with suppress(ImportError):  # the name leads out of the package
+            # a relative import with too many dots leads out of the package
+            with suppress(ImportError):
                 names[importlib.util.resolve_name(name, package)] = None
     return list(names)
 
@@ -211,7 +215,8 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
             ):
                 yield from _named_module(node)
             case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
-                yield str(node.value)  # a module that Rekindle loads by name
+                # a module that Rekindle loads by name
+                yield str(node.value)
             case _:
                 pass
 

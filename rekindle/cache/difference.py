@@ -1,7 +1,7 @@
-"""Compares the facts of two cache keys, to name the changes since an earlier result.
+"""Compare the facts of two cache keys, to explain why a step does not reuse an earlier result.
 
-An entry's `code` is one hash of many files. The object `cache-code/HASH` lists the files, once for
-all its entries.
+The fact `code` is one hash of many files. The object `cache-code/HASH` lists these files, once for
+all entries with this hash.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from rekindle.names import Digest
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "cache-code/"
+CODE_FOLDER = "cache-code/"
 MISSING = "missing"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that differs. `kind`: code, image, input, data or upstream; `name`: module, key, URI,
-    artifact or task."""
+    """A fact that has changed. `kind`: code, image, input, data or upstream; `name`: the changed
+    module, config key, URI, artifact or task."""
 
     kind: str
     name: str
@@ -43,12 +43,12 @@ class CodeFile(Document):
 
 
 def record_code(store: "Store", facts: Facts) -> None:
-    """Write the facts of the code's identity, unless the identity is the digest of an image. Raises
-    StorageError."""
+    """Store the list of files behind the code's identity, unless the identity is the digest of an
+    image. Raises StorageError."""
     if not facts["code"].startswith("sha256:"):
         with suppress(Conflict):
             store.put(
-                f"{FOLDER}{facts['code']}",
+                f"{CODE_FOLDER}{facts['code']}",
                 to_json(code.identity_facts(modules_of(facts))).encode(),
                 if_absent=True,
             )
@@ -56,14 +56,14 @@ def record_code(store: "Store", facts: Facts) -> None:
 
 def remove_unused_code(store: "Store") -> None:
     """Delete the lists of files that no entry refers to. Raises StorageError."""
-    used = {f"{FOLDER}{entry.facts.get('code')}" for entry in entries.entries(store)}
-    unused = (item.key for item in store.list(FOLDER) if item.key not in used)
-    store.delete([key for key in unused if Digest.matches(key.removeprefix(FOLDER))])
+    used = {f"{CODE_FOLDER}{entry.facts.get('code')}" for entry in entries.read_entries(store)}
+    unused = (item.key for item in store.list(CODE_FOLDER) if item.key not in used)
+    store.delete([key for key in unused if Digest.matches(key.removeprefix(CODE_FOLDER))])
 
 
-def differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
-    """List the differences, in the order of relevance. Only inputs and data that `now` has are
-    compared."""
+def list_differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
+    """List the differences between two sets of facts, most relevant first; ignore inputs and data
+    that are missing in `now`."""
     if before.get("code") != now["code"]:
         result = list(_code_differences(store, before, now))
     else:
@@ -87,7 +87,7 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
         return
 
     try:
-        recorded = validate(CodeFile, store.get(f"{FOLDER}{identities[0]}")).model_dump()
+        recorded = validate(CodeFile, store.get(f"{CODE_FOLDER}{identities[0]}")).model_dump()
         current = code.identity_facts(modules_of(now))
         files = list(_mapping_differences("code", recorded["files"], current["files"]))
         packages = (
@@ -122,12 +122,10 @@ def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
     result: dict[str, str] = {}
 
     for name, text in inputs.items():
-        value: Any = text
-        with suppress(ValueError, TypeError):
-            if isinstance(text, str) and text[:1] == "{":
+        value: object = text
+        if isinstance(text, str) and text[:1] == "{":
+            with suppress(ValueError, TypeError):
                 value = loads(text)
-            else:
-                value = text
 
         if isinstance(value, dict) and value:
             result.update(_flatten(value, f"{prefix}{name}."))

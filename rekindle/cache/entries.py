@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, RootModel, field_serializer
 
@@ -27,21 +27,24 @@ from rekindle.step import Step, check_output_text, check_output_texts, is_artifa
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "cache/"
-# object with the entries that were read the last time, by a bulk lookup or by `trim`
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+CACHE_FOLDER = "cache/"
+# object with copies of the entries that the last bulk lookup or `trim` has read
 INDEX_KEY = "cache-book.json"
-BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
+BULK_TASKS = 20  # minimum number of tasks for which one listing is cheaper than single requests
 VALID_DAYS = 90
-MAX_SECONDS = 1e9  # duration of a step
-# outputs that are never in an entry: each run has its own MLflow run and its own trainings
+MAX_SECONDS = 1e9  # maximum duration of a step in a valid entry
+# outputs that an entry never contains: each run has its own MLflow run and its own trainings
 NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The outputs of one step: `outputs` as text; `artifacts` with their sha256 and numbers of
-    files and bytes."""
+    """The outputs of one run of a step. `outputs`: the parameters as text; `artifacts`: sha256,
+    number of files and bytes of each artifact."""
 
     key: str
     at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
@@ -61,14 +64,14 @@ class Entry:
 
 
 def _reject_future(time_made: float) -> float:
-    """Raise ValueError for an entry that would never be too old."""
+    """Raise ValueError for a time in the future: the entry would never become too old."""
     if time_made > time.time() + DAY_S:
         raise ValueError("it is more than a day in the future")
     return time_made
 
 
 class ArtifactFacts(Document):
-    """The content of an artifact; the sha256 of a training's model is unknown."""
+    """The size and sha256 of an artifact; the sha256 of a training's model is ""."""
 
     sha256: Annotated[str, name_field(Digest, optional=True)]
     files: int = Field(ge=1)  # an artifact without files does not exist in an object store
@@ -76,7 +79,7 @@ class ArtifactFacts(Document):
 
 
 class FactsFile(Document):
-    """The facts of an entry, as far as they are compared with the facts of a later run."""
+    """The facts of an entry that are compared with the facts of a later run."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -108,23 +111,24 @@ class EntryFile(Document):
 
 
 class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
-    """The copies of entries: their ETag, and the entry, or null if another program wrote it."""
+    """Copies of the entries by key: the ETag, and the entry or, if another program wrote it,
+    null."""
 
     model_config = ConfigDict(strict=True)
 
 
-def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
+def find_valid(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     """Return the valid entry of `key`, or None. Raises StorageError."""
-    entry = read(store, key)
+    entry = read_entry(store, key)
     if entry and not reason_invalid(entry, partial(_size, store), days):
         return entry
     return None
 
 
 def reason_unfit(entry: Entry, step: Step) -> str:
-    """Return why an entry cannot be the result of a step, or "".
+    """Return why an entry cannot be the result of a step; "" if it can.
 
-    Everybody who may write to the object store can write an entry.
+    An entry is untrusted: everybody who may write to the object store can write one.
     """
     outputs = step.Outputs
     names = outputs.model_fields.keys() - set(NOT_REUSED)
@@ -144,13 +148,13 @@ def reason_unfit(entry: Entry, step: Step) -> str:
     return ""
 
 
-def record(store: "Store", entry: Entry) -> None:
-    """Write an entry. It replaces another entry with this key, whose artifacts may be damaged.
+def record_entry(store: "Store", entry: Entry) -> None:
+    """Write an entry, and replace an earlier entry with this key: its artifacts may be damaged.
     Raises StorageError."""
     store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
 
 
-def entries(store: "Store") -> list[Entry]:
+def read_entries(store: "Store") -> list[Entry]:
     """Return all entries, including invalid ones. Raises StorageError."""
     return Index(store).read()
 
@@ -165,9 +169,9 @@ def find_and_claim(store: "Store", key: str) -> Entry | None:
 
 
 def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
-    """List the entries that `rekindle cache prune` removes, each with the reason."""
+    """Return the entries that `rekindle cache prune` removes, and the reason for each."""
     rows = []
-    for number, entry in enumerate(sorted(entries(store), key=lambda entry: -entry.made)):
+    for number, entry in enumerate(sorted(read_entries(store), key=lambda entry: -entry.made)):
         if number >= keep:
             reason = f"more than {keep}"
         else:
@@ -176,16 +180,16 @@ def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]
     return rows
 
 
-def remove(store: "Store", removed_entries: Iterable[Entry]) -> None:
+def remove_entries(store: "Store", removed_entries: Iterable[Entry]) -> None:
     """Delete entries, but not the artifacts that they refer to."""
     store.delete([_object_key(entry.key) for entry in removed_entries])
 
 
 def _object_key(key: str) -> str:
-    return f"{FOLDER}{key}"
+    return f"{CACHE_FOLDER}{key}"
 
 
-def read(store: "Store", key: str) -> Entry | None:
+def read_entry(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
         return _entry_of(key, store.get(_object_key(key)))
@@ -207,8 +211,8 @@ def _entry_of(key: str, data: bytes | str) -> Entry | None:
 def reason_invalid(
     entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS
 ) -> str:
-    """Return why an entry is invalid, or "". `size` returns the numbers of files and bytes of an
-    artifact."""
+    """Return why an entry is invalid; "" if it is valid. `size` returns the number of files and
+    bytes of an artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
     for name, recorded_size in entry.artifacts.items():
@@ -219,7 +223,7 @@ def reason_invalid(
 
 
 def _etags(store: "Store") -> dict[str, str]:
-    return {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
+    return {item.key.removeprefix(CACHE_FOLDER): item.etag for item in store.list(CACHE_FOLDER)}
 
 
 def _size(store: "Store", artifact: str) -> tuple[int, int]:
@@ -231,18 +235,20 @@ def _size(store: "Store", artifact: str) -> tuple[int, int]:
     return len(items), sum(item.size for item in items)
 
 
-def result_or_none(call: Any, *arguments: Any) -> Any:
-    """Return the result of a function, or None if the object store is unavailable, so that every
-    step runs."""
+def result_or_none(
+    call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+) -> Result | None:
+    """Return the result of a function; None if the object store is unavailable, so that the step
+    runs without the cache."""
     try:
-        return call(*arguments)
+        return call(*arguments, **options)
     except StorageError:
         return None
 
 
-def trim(store: "Store", max_days: float, max_entries: int, max_size: str) -> list[Entry]:
-    """Delete the oldest entries that exceed a limit, and return them. Artifacts are not deleted.
-    Raises StorageError.
+def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str) -> list[Entry]:
+    """Delete the oldest entries that exceed a limit, but not their artifacts; return the deleted
+    entries. Raises StorageError.
 
     `max_size`: total size of the artifacts of the remaining entries, such as 100Gi.
     """
@@ -260,15 +266,15 @@ def trim(store: "Store", max_days: float, max_entries: int, max_size: str) -> li
             break
 
     if removed:
-        remove(store, removed)
+        remove_entries(store, removed)
 
     index.write({entry.key for entry in removed})
     return removed
 
 
 class Index:
-    """All entries. Entries with the same ETag as in the last listing are read from a local copy,
-    the others in parallel requests.
+    """All entries. Entries whose ETag is unchanged come from the object INDEX_KEY, the others are
+    read in parallel requests.
 
     Methods raise StorageError.
     """
@@ -287,7 +293,7 @@ class Index:
         if self.unread:
             with ThreadPoolExecutor(claims.THREADS) as pool:
                 for key, entry in zip(
-                    self.unread, pool.map(partial(read, self.store), self.unread), strict=True
+                    self.unread, pool.map(partial(read_entry, self.store), self.unread), strict=True
                 ):
                     self.copies[key] = self.etags[key], entry
             self.unread = []
@@ -301,7 +307,7 @@ class Index:
         return self.copies[key][1]
 
     def write(self, except_keys: Collection[str] = ()) -> None:
-        """Store the copies, if the stored copies differ."""
+        """Store the copies in INDEX_KEY if they have changed, without the keys `except_keys`."""
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
             copies = {
@@ -325,44 +331,46 @@ class Index:
 
 
 class Lookup:
-    """Looks up the entries of `task_count` tasks; for many tasks, with the index. Methods raise
-    StorageError.
+    """A lookup of the entries of `task_count` tasks, which uses the index if there are many.
 
-    `read_only`: nothing is written; the entries are not claimed.
+    `read_only`: write nothing, and claim no entries. Methods raise StorageError.
     """
 
     def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
         self.store = store
         self.index = Index(store) if task_count >= BULK_TASKS else None
-        self.read_only, self.found = read_only, dict[str, Entry]()
+        self.read_only = read_only
+        self.found_entries: dict[str, Entry] = {}
         # run → RUN/TASK/ARTIFACT → numbers of files and bytes
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
         if not self.index:
-            entry = find(self.store, key)
+            entry = find_valid(self.store, key)
         elif (entry := self.index.find(key)) and reason_invalid(entry, self._size):
             return None
-        self.found.update({key: entry} if entry else {})
+        self.found_entries.update({key: entry} if entry else {})
         return entry
 
     def close(self) -> bool:
-        """Claim the entries that were found, and write the index if it changed.
+        """Claim the entries that were found, and write the index if it has changed.
 
-        Return False if retention has just removed one of the entries, so that the lookup must be
-        repeated.
+        Return False if retention has removed one of these entries in the meantime: the caller must
+        repeat the lookup.
         """
-        if self.read_only or not self.found:
+        if self.read_only or not self.found_entries:
             return True
 
-        claims.claim(self.store, [entry.at for entry in self.found.values()])
+        claims.claim_tasks(self.store, [entry.at for entry in self.found_entries.values()])
         if not self.index:
-            return all(read(self.store, key) == entry for key, entry in self.found.items())
+            return all(
+                read_entry(self.store, key) == entry for key, entry in self.found_entries.items()
+            )
 
         self.index.write()
         etags = _etags(self.store)
-        return all(etags.get(key) == self.index.etags[key] for key in self.found)
+        return all(etags.get(key) == self.index.etags[key] for key in self.found_entries)
 
     def _size(self, artifact: str) -> tuple[int, int]:
         run = artifact.partition("/")[0]

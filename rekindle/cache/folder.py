@@ -1,4 +1,4 @@
-"""The folder of this user on this machine for data that can be created again."""
+"""The local cache folder of this user, for data that can be downloaded or computed again."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ def cache_folder() -> Path:
 
 
 def own_folder() -> Path:
-    """Return the directory of this user on this machine, which no other machine shares. Raises
+    """Return a temporary directory that only this user on this machine uses. Raises
     RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:

@@ -37,7 +37,7 @@ def _open_bucket(name: str) -> "Store":
     return Store(name, os.environ.get(S3_ENDPOINT_URL) or None)
 
 
-def facts(
+def collect_facts(
     module: str,
     inputs: StepInputs,
     artifacts: Mapping[str, str],
@@ -45,12 +45,12 @@ def facts(
     is_local: bool = True,
     open_bucket: OpenBucket | None = None,
 ) -> Facts:
-    """Collect all that the outputs of a step depend on: inputs, code, and the content of the data
-    that it reads.
+    """Return everything that the outputs of a step depend on: inputs, code, and the content of the
+    data that it reads.
 
     `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code
-    of this process); `is_local`: the step would run on this machine. Raises UnknownKey if something
-    cannot be read, such as a local path without `is_local`.
+    of this process); `is_local`: True if the step runs on this machine, so that local paths can be
+    read. Raises UnknownKey if some of the data cannot be read.
     """
     reason = load(module).REUSE.not_reused_if(inputs)
     if reason:
@@ -67,7 +67,7 @@ def facts(
 def data_digests(
     module: str, inputs: StepInputs, is_local: bool = True, open_bucket: OpenBucket | None = None
 ) -> dict[str, str]:
-    """Map each path and s3:// URI that a step reads to a digest of its content. Raises
+    """Return a digest of the content of each path and s3:// URI that a step reads. Raises
     UnknownKey."""
     uris = load(module).REUSE.data_read(inputs)
     return {uri: data_digest(uri, is_local, open_bucket or _open_bucket) for uri in uris}
@@ -82,7 +82,7 @@ def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> F
     ]
     values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
     workload = {"workload": str(getattr(inputs, "workload"))} if "workload" in fields else {}  # noqa: B009
-    identity = identity or code.identity(modules_of({"step": module, "inputs": workload}))
+    identity = identity or code.code_identity(modules_of({"step": module, "inputs": workload}))
     return {"step": module, "code": identity, "inputs": values}
 
 
@@ -92,21 +92,22 @@ def modules_of(facts: Facts) -> list[str]:
 
 
 def reason_not_covered(facts: Facts) -> str:
-    """Return why the code in `facts` does not tell the files loaded since `loaded.watch`, or ""."""
-    # all code of a pod is in the image, whose digest is the code in `facts`
+    """Return why the code in `facts` does not cover all files loaded since `loaded.watch`; "" if it
+    does."""
+    # the image, whose digest is the code in `facts`, contains all code of a pod
     if facts["code"].startswith("sha256:"):
         return ""
     return loaded.reason_uncovered(modules_of(facts))
 
 
-def key(facts: Facts) -> str:
+def compute_key(facts: Facts) -> str:
     """Return the sha256 of `facts`."""
     return hashlib.sha256(to_json(facts, sort_keys=True).encode()).hexdigest()
 
 
 def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
-    """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI.
-    Raises UnknownKey."""
+    """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://),
+    return the URI itself. Raises UnknownKey."""
     address = parse_s3_address(uri)
     if address:
         objects = find_objects(open_bucket(address.bucket), address.key)
@@ -134,11 +135,11 @@ def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open
 
 
 def find_objects(store: "Store", key: str) -> "list[Entry]":
-    """Return the object `key`, else the objects in the folder `key`, else all objects whose key
-    starts with `key`.
+    """Return the object `key`; if it does not exist, the objects in the folder `key`; if none
+    exists, all objects whose key starts with `key`.
 
-    A key that only starts with the name of the data, such as that of a backup, is not part of the
-    data.
+    In the first two cases, an object whose key only starts with `key`, such as a backup, does not
+    belong to the data.
     """
     entries = list(store.list(key))
     folder = f"{key.rstrip('/')}/"
@@ -147,8 +148,7 @@ def find_objects(store: "Store", key: str) -> "list[Entry]":
 
 
 def data_digest_or_empty(uri: str) -> str:
-    """Return the `data_digest` that this process can read; "" if it is missing, or cannot be
-    verified."""
+    """Return the `data_digest` of `uri`; "" if this process cannot read or verify the data."""
     try:
         return data_digest(uri)
     except (UnknownKey, OSError):
@@ -156,11 +156,8 @@ def data_digest_or_empty(uri: str) -> str:
 
 
 def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
-    """Return the digest of data that was read after `digest_before` was computed; if it has
-    changed, "" and a warning.
-
-    The warning is a sentence in a list, which is empty for unchanged data.
-    """
+    """Return `digest_before` and no warnings if the data has not changed since this digest was
+    computed; otherwise "" and a list with a warning."""
     if data_digest_or_empty(uri) == digest_before:
         return digest_before, []
     return "", [
@@ -170,8 +167,8 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 
 
 def describe_files(path: Path) -> dict[str, Any]:
-    """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and
-    bytes.
+    """Return the sha256 over the names and contents of the files of `path`, and the number of files
+    and bytes.
 
     Raises OSError, and ConfigError for too many links.
     """

@@ -3,10 +3,9 @@
     watch()                                # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-Python's audit events show the code that is executed or opened as a library, also if no module or
-file of it remains. The modules that a hook of the interpreter's start (sitecustomize, a .pth file)
-imported before `watch` are in `sys.modules`. The kernel lists the libraries that other libraries
-have loaded; only Linux has this list.
+There are three sources. Python's audit events report the code that Python executes or opens as a
+library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth file)
+imported before `watch`. On Linux, the kernel lists the libraries that other libraries have loaded.
 """
 
 import os
@@ -25,29 +24,31 @@ from rekindle.cache import code
 from rekindle.project.folders import ENGINE
 
 MAPPED_FILES = Path("/proc/self/maps")
-SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
-COMPILED = tuple(BYTECODE_SUFFIXES)
-UNCHECKED_HASH = 0b01  # flags of a compiled module
-DELETED = " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
+COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
+UNCHECKED_HASH = 0b01  # flags of a compiled module that Python does not compare with its source
+DELETED_MARK = (
+    " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
+)
 
 _files_seen: set[str] = set()
 _compiled_seen: set[str] = set()
 
 
 @cache
-def watch() -> None:
-    """Note the files that this process executes from now on."""
-    sys.addaudithook(_note)
+def record_loaded_files() -> None:
+    """Start to record the files that this process executes."""
+    sys.addaudithook(_record_event)
 
 
-def _note(event: str, arguments: tuple[object, ...]) -> None:
+def _record_event(event: str, arguments: tuple[object, ...]) -> None:
     match event, arguments:
         case "exec", (CodeType(co_filename=file),):
             _files_seen.update(_existing_file(file))
-        # the name in the code of a compiled module is not the file that was read
-        case "open", (str(file), *_) if file.endswith(COMPILED):
+        # a compiled module names its source file, not the file that was read
+        case "open", (str(file), *_) if file.endswith(COMPILED_SUFFIXES):
             _compiled_seen.update(_existing_file(file))
-        # a library that is named without a folder is one of the system
+        # a library that is named without a folder is a system library
         case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(
             name
         ):
@@ -57,7 +58,7 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _existing_file(name: str) -> set[str]:
-    """Return the file, or the archive that contains it, in a set that is empty for the name of
+    """Return a set with the file or the archive that contains it; return an empty set for a name of
     generated code."""
     with suppress(OSError):  # the name is relative to a working directory that was removed
         path = os.path.abspath(name)
@@ -70,9 +71,11 @@ def _existing_file(name: str) -> set[str]:
 
 
 def reason_uncovered(modules: Iterable[str]) -> str:
-    """Return why the key of the step and workload `modules` does not tell the loaded files, or
-    ""."""
-    covered = {path.resolve() for path in code.closure(modules, project.search_path()).values()}
+    """Return why the cache key of the step and workload `modules` does not cover all loaded files;
+    "" if it does."""
+    covered = {
+        path.resolve() for path in code.imported_files(modules, project.search_path()).values()
+    }
     loaded = _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
 
     missing = sorted(
@@ -91,24 +94,24 @@ def reason_uncovered(modules: Iterable[str]) -> str:
 
 
 def _module_files() -> set[str]:
-    """Return the files of the imported modules; without `watch`, the process has modules of other
-    origin."""
-    modules = list(sys.modules.values()) if watch.cache_info().currsize else []
+    """Return the files of the imported modules; an empty set without `watch`, since the process may
+    then have imported modules for other purposes."""
+    modules = list(sys.modules.values()) if record_loaded_files.cache_info().currsize else []
     names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
     return {file for name in names if isinstance(name, str) for file in _existing_file(name)}
 
 
 def _source_of(copy: str) -> str:
-    """Return the source of a compiled copy in a cache of Python; another compiled module is a
-    source of its own."""
+    """Return the source file of a compiled copy in `__pycache__`; return any other compiled module
+    itself."""
     with suppress(ValueError, NotImplementedError):
         return source_from_cache(copy)
     return copy
 
 
 def _reason_unchecked() -> str:
-    """Return a reason if Python has run a compiled copy of own code without comparing it with the
-    source, or ""."""
+    """Return a message if Python has run a compiled copy of the project's code without comparing it
+    with the source; "" otherwise."""
     copies = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
     for file in copies:
         if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
@@ -123,7 +126,8 @@ def _reason_unchecked() -> str:
 def _has_unchecked_hash(copy: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
     if not copy.is_file():
-        return True  # it was removed, which leaves the question open
+        # the file was removed, so it is unknown whether Python has compared it
+        return True
     with copy.open("rb") as file:
         header = file.read(8)
     return header[:4] == MAGIC_NUMBER and int.from_bytes(header[4:], "little") == UNCHECKED_HASH
@@ -144,13 +148,13 @@ def _mapped_files() -> set[str]:
     return {
         file
         for file in files
-        if Path(file).is_file() or (file.endswith(DELETED) and ".so" in Path(file).name)
+        if Path(file).is_file() or (file.endswith(DELETED_MARK) and ".so" in Path(file).name)
     }
 
 
 def _is_own(file: Path) -> bool:
-    """Return True if the key must cover a file: it is not of the system, an installed package or
-    Rekindle itself."""
+    """Return True if the cache key must cover a file: it does not belong to the system, an
+    installed package or Rekindle."""
     owned = _own_folders(tuple(project.search_path()))
     others = _other_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
@@ -172,7 +176,7 @@ def _other_folders() -> frozenset[Path]:
         sys.base_prefix,
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    return _with_real_paths([*SYSTEM, *python, *ENGINE])
+    return _with_real_paths([*SYSTEM_FOLDERS, *python, *ENGINE])
 
 
 def _with_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:

@@ -1,10 +1,10 @@
 """Look up the cached tasks of a manifest before it is submitted.
 
     results = look_up(manifest, parameters, store, on_cluster=False)
-    value = cached_parameter(manifest, results)            # of the workflow parameter `cached`
+    value = cached_parameter(manifest, results)    # value of the workflow parameter CACHED
 
-A task's key needs the values of all its inputs; if some come from other tasks, those tasks must be
-cached, too. All other tasks look up the cache when they start.
+The cache key of a task needs the values of all its inputs, so a task can be looked up only if all
+tasks that produce its inputs are cached. All other tasks look up the cache when they start.
 """
 
 import re
@@ -22,9 +22,9 @@ from rekindle.cache.key import (
     NotReusable,
     OpenBucket,
     UnknownKey,
-    facts,
+    collect_facts,
+    compute_key,
     facts_without_data,
-    key,
 )
 from rekindle.documents import Document, parse_object
 from rekindle.documents import parse as parse_document
@@ -36,12 +36,13 @@ from rekindle.step import Step, StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# the module that `python -m` runs → index of the step's first flag, and the step
+# module that `python -m` runs → index of the first flag of the step, and the step (empty: the
+# argument after the command)
 COMMANDS = {
     "rekindle": (4, ""),
     "rekindle.training.launch.launcher": (2, "steps.train"),
 }
-# name of a task in the parameter CACHED, in an expression
+# JSONPath of a task in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
 CACHED_SOURCE = f"the parameter `{CACHED}`"  # for messages
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
@@ -85,7 +86,9 @@ def look_up(
     """
     parameter_values = _parameters(manifest) | dict(parameters)
     cached = _cached_rows(parameter_values)
-    templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
+    templates = {
+        template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
+    }
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {
         f"workflow.parameters.{name}": value for name, value in parameter_values.items()
@@ -93,18 +96,19 @@ def look_up(
 
     # cached task → tags of its outputs
     outputs = {
-        name: _tags(row["task"], row)
+        name: _output_tags(row["task"], row)
         for name, row in cached.items()
         if isinstance(row, dict) and row["at"]
     }
 
     results: list[CacheResult] = []
-    tasks = list(_tasks(templates, cached))
+    tasks = list(_cacheable_tasks(templates, cached))
     lookup = Lookup(store, len(tasks), read_only)
 
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
-        # only the rows and outputs that the task refers to: each expression copies its scope
+        # only the rows and outputs that the task refers to, since evaluating an expression copies
+        # its scope
         rows = {name: cached[name] for name in cached_names if name in cached}
         task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
 
@@ -114,7 +118,7 @@ def look_up(
         call = None
         try:
             call = step_call_of(task, templates[task["template"]], task_scope)
-            result = _find(task["name"], call, lookup, digests, on_cluster, open_bucket)
+            result = _find_cached(task["name"], call, lookup, digests, on_cluster, open_bucket)
         except (UnknownKey, ConfigError, TemplateError) as error:
             result = CacheResult(task["name"], None, str(error))
 
@@ -122,7 +126,7 @@ def look_up(
         entry = result.entry
         if entry:
             cached[cached_name(task["name"])].update({**entry.outputs, "at": entry.at})
-            outputs[cached_name(task["name"])] = _tags(task["name"], entry.outputs)
+            outputs[cached_name(task["name"])] = _output_tags(task["name"], entry.outputs)
             digests.update(
                 {
                     f"{entry.at}/{name}": artifact["sha256"]
@@ -139,8 +143,8 @@ def look_up(
 def cached_parameter(
     manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True
 ) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, every task runs with this
-    value."""
+    """Return the value of the workflow parameter CACHED; without `reuse`, a value with which every
+    task runs."""
     value = _cached_rows(_parameters(manifest))
     for result in results if reuse else []:
         entry = result.entry
@@ -150,7 +154,7 @@ def cached_parameter(
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Map each task that a run skipped to the earlier run and task whose outputs it reused."""
+    """Return, for each task that a run skipped, the earlier RUN/TASK whose outputs it reused."""
     values = parse_object(_parameters(manifest).get(CACHED) or "{}", CACHED_SOURCE)
     rows = (row for row in values.values() if isinstance(row, dict))
     references = {str(row.get("task")): TaskReference.or_none(row.get("at")) for row in rows}
@@ -184,18 +188,20 @@ def parse_cached(text: str) -> dict[str, Any]:
     return values
 
 
-def _spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     spec = manifest.get("spec") or {}
     return spec.get("workflowSpec") or spec
 
 
 def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    parameters = (_spec(manifest).get("arguments") or {}).get("parameters") or []
+    parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
     return {item["name"]: str(item.get("value", "")) for item in parameters}
 
 
-def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the tasks that may be cached, except tasks whose result `cached` already locates."""
+def _cacheable_tasks(
+    templates: Mapping[str, Any], cached: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the tasks that may be cached and whose result is not yet in `cached`."""
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
             row = cached.get(cached_name(task["name"]))
@@ -204,14 +210,14 @@ def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[
                 yield task
 
 
-def _tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
+def _output_tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
     return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
 
 
 def step_call_of(
     task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]
 ) -> StepCall:
-    """Return the step that a task runs. Raises UnknownKey if it runs another program."""
+    """Return the step that a task runs. Raises UnknownKey if the task does not run a step."""
     arguments = substitute(task.get("arguments") or {}, scope)
     inputs = template.get("inputs") or {}
     values = {
@@ -258,7 +264,7 @@ def step_call_of(
     raise UnknownKey("the task does not run a step")
 
 
-def _containers(value: Any) -> Iterator[dict[str, Any]]:
+def _containers(value: object) -> Iterator[dict[str, Any]]:
     """Yield every container in the objects of a manifest."""
     if isinstance(value, dict):
         yield from value.get("containers") or []
@@ -268,7 +274,7 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
         yield from _containers(child)
 
 
-def _find(
+def _find_cached(
     task: str,
     call: StepCall,
     lookup: Lookup,
@@ -295,7 +301,7 @@ def _find(
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
 
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
-    step_facts = facts(
+    step_facts = collect_facts(
         call.module,
         _parse_inputs(step, texts, paths),
         artifacts,
@@ -304,7 +310,7 @@ def _find(
         open_bucket,
     )
 
-    cache_key = key(step_facts)
+    cache_key = compute_key(step_facts)
     entry = lookup.find(cache_key)
     reason = "" if entry else "no cached result for these inputs, code and data"
     problem = entries.reason_unfit(entry, step) if entry else ""
@@ -315,8 +321,8 @@ def _find(
     return CacheResult(task, entry, reason, cache_key, facts=step_facts)
 
 
-def known_facts(call: StepCall, on_cluster: bool) -> Facts:
-    """Collect code and inputs of a step; its other facts are known only at run time.
+def facts_before_run(call: StepCall, on_cluster: bool) -> Facts:
+    """Return the facts of a step that are known before the run: its code, and some inputs.
 
     Raises NotReusable, ConfigError.
     """
@@ -337,7 +343,7 @@ def known_facts(call: StepCall, on_cluster: bool) -> Facts:
 
 
 def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]:
-    """Return the texts of the parameters, and the names of the artifacts, among a step's inputs."""
+    """Return the texts of a step's input parameters, and the names of its input artifacts."""
     fields = step.Inputs.model_fields
     artifacts = [name for name, info in fields.items() if is_artifact(info)]
     return {
@@ -346,7 +352,7 @@ def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]
 
 
 def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
-    """Return the inputs that are known only at run time, and that the result depends on."""
+    """Return the inputs that the result depends on and that are known only at run time."""
     return [
         name
         for name, text in texts.items()
@@ -360,13 +366,13 @@ def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]
         name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()
     }
     return parse(
-        step.Inputs, without_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts}
+        step.Inputs, replace_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts}
     )
 
 
-def without_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of inputs; a text with a template tag is empty if its input has a
-    pattern."""
+def replace_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of inputs, with "" for each text with a template tag that the pattern of its
+    input would reject."""
     known_texts = dict(texts)
     for name, text in texts.items():
         has_pattern = any(

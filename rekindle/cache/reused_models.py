@@ -1,7 +1,7 @@
-"""Find the models of a run's trainings before their jobs start, in the pod that prepares the data.
+"""Find cached models for the trainings of a run before their jobs start, in the pod of `prepare`.
 
-A look-up before the run cannot know the digest of a dataset that the run prepares, and is not made
-for scheduled runs.
+The look-up before a run does not know the digest of the dataset that the run prepares, and
+scheduled runs are not looked up at all.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common.json_text import to_json
 from rekindle.cache import lookup
 from rekindle.content.recorded_manifest import unpack_manifest
-from rekindle.content.weights import WEIGHTS
+from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
@@ -20,14 +20,14 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FILES = (WEIGHTS, CURVE, MODEL_FILE)  # the last file marks the training as complete
+MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)  # the last file marks the training as complete
 # object below RUN/TASK that names the run and task whose outputs were reused
 REUSED_FROM = "cached"
 
 
 def copy_model(store: "Store", source: str, target: str) -> None:
     """Copy the model of a training from one RUN/TASK to another. Raises StorageError."""
-    for name in FILES:
+    for name in MODEL_FILES:
         store.copy(f"{source}/{MODEL}/{name}", f"{target}/{MODEL}/{name}")
     store.put(f"{target}/{REUSED_FROM}", source.encode())
 
@@ -39,11 +39,10 @@ def copy_reused_models(
     at: str,
     outputs: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Copy the model of each training that an earlier run has trained identically to this run.
+    """Copy the models of identical trainings of earlier runs to the trainings of this run.
 
-    `at`: RUN/TASK of this step, and `outputs` its outputs. Return the workflow parameter `cached`
-    with the location of these models. A training whose model is not found, or cannot be copied,
-    trains.
+    `at`: RUN/TASK of this step; `outputs`: its outputs. Return the workflow parameter CACHED,
+    extended by the trainings whose models were copied. All other trainings run.
     """
     reused_models = dict(cached)
 
@@ -58,7 +57,8 @@ def copy_reused_models(
                     f"cached: {result.task} is the same training as {result.entry.at}; its job does"
                     " not start"
                 )
-    except Exception as error:  # no error of the look-up may fail the run, which can train
+    # an error of the look-up must not fail the run, which can train instead
+    except Exception as error:
         say(
             f"the models of earlier trainings are not looked up further: {type(error).__name__}:"
             f" {error}"
@@ -74,7 +74,7 @@ def _look_up(
     at: str,
     outputs: Mapping[str, str],
 ) -> list[lookup.CacheResult]:
-    """Look up the trainings of the manifest, as if the outputs of this step came from the cache."""
+    """Look up the trainings of the manifest, with the outputs of this step as known inputs."""
     spec = unpack_manifest(packed_manifest)["spec"]
     templates = spec.get("templates") or []
     jobs = {template["name"] for template in templates if "resource" in template}
@@ -85,8 +85,8 @@ def _look_up(
     own_task = at.partition("/")[2]
     rows = {name: row for name, row in cached.items() if name in trainings}
     rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
-    # other parameters may have other values in this run than in the manifest: inputs with these
-    # values stay unknown
+    # without the other parameters, whose values in this run may differ from the manifest: inputs
+    # that use them stay unknown
     arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
     on_cluster = KUBERNETES_SERVICE_HOST in os.environ
 

@@ -1,5 +1,4 @@
-"""Run a step as a command, or reuse the outputs of an earlier run; record the outputs for later
-runs."""
+"""Run a step, or reuse its outputs from an earlier run; record the outputs for later runs."""
 
 import argparse
 import os
@@ -16,10 +15,10 @@ from rekindle.cache.difference import record_code
 from rekindle.cache.key import (
     Facts,
     UnknownKey,
+    collect_facts,
+    compute_key,
     data_digests,
     describe_files,
-    facts,
-    key,
     reason_not_covered,
 )
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
@@ -37,8 +36,7 @@ RUN_ID = "run_id"
 def execute(
     module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
 ) -> None:
-    """Reuse cached outputs or, without a usable cache, run the step like
-    `rekindle.step.execute`."""
+    """Reuse cached outputs or, if there are none, run the step as `rekindle.step.execute` does."""
     task = getattr(options, "entry", "")  # RUN/TASK
     if not task or not os.environ.get(S3_BUCKET):
         return step.execute(module, inputs, targets, options)
@@ -51,19 +49,20 @@ def execute(
     if (
         step_facts
         and options.reuse == "yes"
-        and (entry := entries.result_or_none(entries.find_and_claim, store, key(step_facts)))
+        and (
+            entry := entries.result_or_none(entries.find_and_claim, store, compute_key(step_facts))
+        )
     ):
         try:
             problem = entries.reason_unfit(entry, load(module))
             if problem:
                 raise DataError(problem)
-            _reuse(store, entry, inputs, targets, task)
+            _write_cached_outputs(store, entry, inputs, targets, task)
             return _copy_models(store, inputs, entry.outputs, targets, options)
         except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
 
-    # a step that runs although an entry exists replaces it: the entry is damaged, or the user does
-    # not want it
+    # the step replaces an existing entry, which is damaged, or which the user does not want
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
@@ -86,7 +85,7 @@ def execute(
 
     if step_facts:
         entry = entries.Entry(
-            key(step_facts),
+            compute_key(step_facts),
             task,
             texts,
             artifacts,
@@ -94,13 +93,13 @@ def execute(
             round(time.monotonic() - start_time, 3),
         )
 
-        entries.result_or_none(entries.record, store, entry)
+        entries.result_or_none(entries.record_entry, store, entry)
         entries.result_or_none(record_code, store, step_facts)
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
-        return facts(
+        return collect_facts(
             module,
             inputs,
             {name: describe_files(path)["sha256"] for name, path in _artifacts(inputs).items()},
@@ -126,8 +125,8 @@ def _copy_models(
     targets: Mapping[str, Path],
     options: argparse.Namespace,
 ) -> None:
-    """Copy the models of the run's trainings that are known with the `outputs` of this step, unless
-    nothing trains."""
+    """Copy the cached models of the run's trainings, which can be looked up now that the `outputs`
+    of this step are known; skip this if no training will run."""
     if (
         REUSED_MODELS in targets
         and options.reuse == "yes"
@@ -141,8 +140,7 @@ def _copy_models(
 
 
 def _reject_damaged(entry: entries.Entry, name: str, path: Path, address: str) -> None:
-    """Raise DataError, and delete the copy, unless an artifact has the content that the entry
-    records."""
+    """Delete a downloaded artifact and raise DataError if its sha256 differs from the entry."""
     actual = describe_files(path)["sha256"]
     recorded = entry.artifacts[name]["sha256"]
     if actual != recorded:
@@ -152,7 +150,7 @@ def _reject_damaged(entry: entries.Entry, name: str, path: Path, address: str) -
         )
 
 
-def _reuse(
+def _write_cached_outputs(
     store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str
 ) -> None:
     """Write the outputs of `entry` to `targets`."""

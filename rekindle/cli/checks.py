@@ -89,9 +89,9 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
 
 
 def _explain(source: Source, key: str, as_json: bool) -> None:
-    from rekindle.blocks.manifest.config import explain
+    from rekindle.blocks.manifest.config import describe_keys
 
-    settings = explain(key, source.load() if source.config else None)
+    settings = describe_keys(key, source.load() if source.config else None)
     if as_json:
         click.echo(to_json([setting._asdict() for setting in settings], indent=2))
         return
@@ -188,12 +188,12 @@ def check(source: Source, rows: int, as_json: bool) -> int:
       rekindle check configs/demo.yaml --rows 5000 -o json
       rekindle check configs/demo.yaml --set data.window=60d -p scheduled-time=2024-03-25T03:00:00Z
     """
-    from rekindle.blocks.manifest.provenance import SCHEDULED
+    from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
     from rekindle.training.rehearsal import rehearse
     from rekindle.view.rehearsal_report import text
 
-    for name in parse_pairs(source.parameters).keys() - {SCHEDULED}:
-        raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED}.")
+    for name in parse_pairs(source.parameters).keys() - {SCHEDULED_TIME}:
+        raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED_TIME}.")
 
     config = source.load().config
     check_paths(config)

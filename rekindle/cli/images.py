@@ -31,7 +31,12 @@ def images() -> None:
 )
 @output_option("text", "json")
 def build(
-    name: builder.Name, flags: tuple[str, ...], tag: str, push: bool, insecure: bool, as_json: bool
+    name: builder.ImageName,
+    flags: tuple[str, ...],
+    tag: str,
+    push: bool,
+    insecure: bool,
+    as_json: bool,
 ) -> None:
     """Build an image with docker or buildah.
 
@@ -46,7 +51,7 @@ def build(
       rekindle images build train --tag localhost:5001/rekindle:0.1 --push --insecure
       rekindle images build serve --tag rekindle-serve:0.1 -- --build-arg BASE=python:3.12-slim
     """
-    image = builder.build(name, tag, push=push, insecure=insecure, flags=flags)
+    image = builder.build_image(name, tag, push=push, insecure=insecure, flags=flags)
 
     result = {
         "tag": image.tag,

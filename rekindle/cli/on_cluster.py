@@ -84,7 +84,7 @@ def submit(
         values = cached_results.add_cached_on_cluster(
             manifests.main, parse_pairs(source.parameters), not no_cache
         )
-        workflow = workflows.submission(manifests.main, values, namespace)
+        workflow = workflows.build_submission(manifests.main, values, namespace)
 
         if dry_run:
             print_manifest(workflow, as_json)
@@ -135,7 +135,7 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
 def _report_submission(
     workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool
 ) -> int:
-    from rekindle.cluster.workflows import SHA256
+    from rekindle.cluster.workflows import SHA256_ANNOTATION
 
     name = workflow["metadata"]["name"]
     namespace = workflow["metadata"]["namespace"]
@@ -147,7 +147,7 @@ def _report_submission(
 
         return cluster_watch.watch(cluster, name, as_json=as_json)
 
-    sha256 = workflow["metadata"]["annotations"][SHA256]
+    sha256 = workflow["metadata"]["annotations"][SHA256_ANNOTATION]
     result = {
         "workflow": name,
         "namespace": namespace,
@@ -195,7 +195,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
         _print_warnings(manifest, source.config)
 
     cluster = target.connect(loaded.config.cluster.namespace)
-    changes = list(workflows.schedule(cluster, template, cron))
+    changes = list(workflows.apply_schedule(cluster, template, cron))
 
     result = {
         "schedule": cron["metadata"]["name"],
@@ -253,7 +253,7 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
     from rekindle.cluster import workflows
 
     cluster = target.connect()
-    workflows.unschedule(cluster, name)
+    workflows.delete_schedule(cluster, name)
 
     print_result(
         as_json,
@@ -290,12 +290,12 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
 
     cluster = target.connect()
 
-    status = workflows.read(cluster, name).get("status") or {}
+    status = workflows.read_run(cluster, name).get("status") or {}
     if status.get("phase") not in COMPLETED and not yes:
         remedy = f"`rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
         _confirm(f"{name} is still running, and its exit steps would not run", remedy, "Delete it?")
 
-    workflows.delete(cluster, name)
+    workflows.delete_run(cluster, name)
     print_result(
         as_json,
         {"workflow": name, "namespace": cluster.namespace, "deleted": True},

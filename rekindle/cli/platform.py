@@ -96,13 +96,15 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
 
     if operator:
         _refuse_other_flags("operator", "namespace")
-        click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
+        click.echo(
+            objects.to_yaml_documents(objects.operator_patch(namespace or "kubeflow")), nl=False
+        )
         return
 
     requested_platform = objects.Platform(
         namespace or "rekindle", images=parse_pairs(images), **settings
     )
-    click.echo(objects.text(objects.render(requested_platform)), nl=False)
+    click.echo(objects.to_yaml_documents(objects.render_platform(requested_platform)), nl=False)
 
     if not requested_platform.iam:
         command = objects.secret_command(requested_platform.namespace)

@@ -83,7 +83,7 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
     code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
 
     workflow = pipeline.local.workflow
-    limits = workflow_origin.config_or_empty(workflow).get("retention")
+    limits = workflow_origin.read_config_or_empty(workflow).get("retention")
     if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
         # imported in this function: it needs the clients of MLflow and the object store
         from rekindle.operations import retention
@@ -122,7 +122,7 @@ def resume(
                 "-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`."
             )
 
-        outcome = workflows.resume(cluster, _required(name, "resume"))
+        outcome = workflows.resume_run(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
         return 0
@@ -160,11 +160,11 @@ def status(
       rekindle status demo-4k2xp --cluster --watch
     """
     if cluster:
-        from rekindle.cluster.workflows import newest
+        from rekindle.cluster.workflows import newest_run
         from rekindle.view import cluster_overview, cluster_watch
 
         if watch:
-            return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
+            return cluster_watch.watch(cluster, name or newest_run(cluster), as_json=as_json)
 
         if name:
             click.echo(cluster_overview.run(cluster, name, as_json, show_all))
@@ -211,8 +211,8 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
-        name = name or workflows.newest(cluster)
-        workflow = workflows.read(cluster, name)
+        name = name or workflows.newest_run(cluster)
+        workflow = workflows.read_run(cluster, name)
         check_step(name, step, workflow)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
 
@@ -272,7 +272,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     if cluster:
         from rekindle.cluster import workflows
 
-        workflows.stop(cluster, _required(name, "stop"))
+        workflows.stop_run(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         print_result(as_json, result, f"stopping {name}; its exit steps still run")
         return

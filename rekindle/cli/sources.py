@@ -87,10 +87,10 @@ class Source:
     def scheduled_time(self) -> str:
         """Return the scheduled time that --parameter sets, or "". Raises ConfigError if it is not a
         time."""
-        from rekindle.blocks.manifest.provenance import SCHEDULED
+        from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
         from rekindle.step import parse_time
 
-        text = parse_pairs(self.parameters).get(SCHEDULED, "")
+        text = parse_pairs(self.parameters).get(SCHEDULED_TIME, "")
         parse_time(text)
         return text
 

@@ -12,14 +12,14 @@ from typing import Any
 from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
 from argolocal.manifest.types import Object
-from rekindle.cluster.workflows import arguments, same_manifest
+from rekindle.cluster.workflows import has_same_manifest, result_parameters
 from rekindle.errors import ConfigError, RekindleError, without_user
 from rekindle.names import PathName
 
 
 class ArgoServer:
-    """One namespace of an Argo server. Workflows are plain data: Hera's models would drop unknown
-    fields."""
+    """One namespace of an Argo server. Workflows are plain data, because Hera's models would drop
+    fields that they do not know."""
 
     def __init__(self, url: str, namespace: str) -> None:
         from requests import Session
@@ -42,8 +42,8 @@ class ArgoServer:
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None without an
-        address."""
+        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None if both are
+        empty."""
         url = url or os.environ.get("ARGO_SERVER")
         if url:
             return cls(url, namespace)
@@ -60,16 +60,19 @@ class ArgoServer:
             "GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"}
         )
         for active_run in active_runs.get("items") or []:
-            if same_manifest(active_run, workflow) and arguments(active_run) == arguments(workflow):
+            if has_same_manifest(active_run, workflow) and result_parameters(
+                active_run
+            ) == result_parameters(workflow):
                 return str(active_run["metadata"]["name"])
         return None
 
     def list_runs(self, labels: str) -> list[Object]:
-        """Return the runs with these labels, also those in Argo's archive, without their nodes."""
+        """Return the runs that a label selector matches, including archived runs, without their
+        nodes."""
         return self._request("GET", params={"listOptions.labelSelector": labels}).get("items") or []
 
     def read(self, name: str) -> Object:
-        """Return a run with its nodes, also from Argo's archive."""
+        """Return a run with its nodes, from the cluster or Argo's archive."""
         return self._request("GET", name)
 
     def _request(self, method: str, name: str = "", **options: Any) -> Object:
@@ -77,15 +80,13 @@ class ArgoServer:
         other errors."""
         from requests import RequestException
 
-        try:
-            # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the
-            # session
-            names = [
-                PathName(self.namespace, "the namespace"),
-                *([PathName(name, "the name of a run")] if name else []),
-            ]
-            url = "/".join([f"{self.address}/api/v1/workflows", *(name.quoted for name in names)])
+        names = [PathName(self.namespace, "the namespace")]
+        if name:
+            names.append(PathName(name, "the name of a run"))
+        url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in names)])
 
+        try:
+            # not in the session: REQUESTS_CA_BUNDLE would override its `verify`
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()

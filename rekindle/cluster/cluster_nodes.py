@@ -1,5 +1,5 @@
-"""Compares pods with the nodes of a cluster, as the scheduler does: labels, taints, allocatable and
-free resources."""
+"""Compare a pod with the nodes of a cluster as the Kubernetes scheduler does: labels, taints,
+allocatable and free resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The reason why no node can run a pod. `may_end`: an autoscaler, or the end of another pod,
-    may remove it."""
+    """The reason why no node can run a pod. `may_end`: True if an autoscaler or the end of another
+    pod may remove the reason."""
 
     text: str
     may_end: bool
@@ -25,7 +25,8 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Node:
-    """A node that accepts new pods. `free`: the allocatable resources that no pod has requested."""
+    """A node that accepts new pods. `free`: its allocatable resources minus the requests of its
+    pods."""
 
     name: str
     labels: Mapping[str, str]
@@ -46,10 +47,10 @@ class Node:
 
 
 def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
-    """Return the nodes that accept pods; `with_pods`: read the requests of the pods that run.
-    Raises ApiError.
+    """Return the nodes that accept pods. Raises ApiError.
 
-    Without permission to read the pods of all namespaces, everything counts as free.
+    `with_pods`: subtract the requests of running pods from the free resources, if the user may read
+    the pods of all namespaces.
     """
     requested = _requests_by_node(cluster) if with_pods else {}
     nodes = []
@@ -60,7 +61,7 @@ def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
             continue
 
         name = item["metadata"]["name"]
-        allocatable = amounts((item.get("status") or {}).get("allocatable") or {})
+        allocatable = parse_amounts((item.get("status") or {}).get("allocatable") or {})
         free = {
             key: value - requested.get(name, {}).get(key, 0.0) for key, value in allocatable.items()
         }
@@ -75,52 +76,52 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
     selected = [node for node in nodes if node.has_labels(pod)]
     if not selected:
         labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
-        return Obstacle(
-            f"no node {f'has the labels {labels}' if labels else 'exists'}; an autoscaler may"
-            " add one",
-            True,
-        )
+        absence = f"no node has the labels {labels}" if labels else "no node exists"
+        return Obstacle(f"{absence}; an autoscaler may add one", may_end=True)
 
     tolerated = [node for node in selected if not node.untolerated_taints(pod)]
     if not tolerated:
         taints = sorted({taint for node in selected for taint in node.untolerated_taints(pod)})
         return Obstacle(
-            f"the pod does not tolerate a taint of each node ({', '.join(taints)})", False
+            f"every node has a taint that the pod does not tolerate ({', '.join(taints)})",
+            may_end=False,
         )
 
-    large = [node for node in tolerated if not excess(pod.requests, node.allocatable)]
+    large = [node for node in tolerated if not list_shortages(pod.requests, node.allocatable)]
     if not large:
         largest = max(tolerated, key=lambda node: node.allocatable.get("cpu", 0.0))
-        shortage = ", ".join(excess(pod.requests, largest.allocatable))
-        return Obstacle(f"a pod does not fit into any node ({shortage} of {largest.name})", False)
+        shortage = ", ".join(list_shortages(pod.requests, largest.allocatable))
+        return Obstacle(
+            f"the pod does not fit into any node ({shortage} of {largest.name})", may_end=False
+        )
 
-    if all(excess(pod.requests, node.free) for node in large):
+    if all(list_shortages(pod.requests, node.free) for node in large):
         emptiest = max(large, key=lambda node: node.free.get("cpu", 0.0))
-        shortage = ", ".join(excess(pod.requests, emptiest.free))
+        shortage = ", ".join(list_shortages(pod.requests, emptiest.free))
 
         return Obstacle(
-            f"a pod fits into a node, but other pods use its room now ({shortage} of"
+            f"the pod fits into a node, but other pods use its resources now ({shortage} of"
             f" {emptiest.name})",
-            True,
+            may_end=True,
         )
 
     return None
 
 
-def excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return each resource whose need exceeds the available amount.
+def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
+    """Return a text for each resource of which more is needed than available.
 
-    A device (a name with "/") that `available` lacks is unavailable; any other missing resource is
-    unlimited.
+    A device (a name with "/") that is missing in `available` is unavailable; any other missing
+    resource counts as unlimited.
     """
     return [
-        f"{_amount(name, value)} {name} of {_amount(name, available.get(name, 0.0))}"
+        f"{_format_amount(name, value)} {name} of {_format_amount(name, available.get(name, 0.0))}"
         for name, value in needed.items()
         if value > available.get(name, 0.0) + 1e-6 and (name in available or "/" in name)
     ]
 
 
-def amounts(texts: Mapping[str, str | float]) -> dict[str, float]:
+def parse_amounts(texts: Mapping[str, str | float]) -> dict[str, float]:
     return {name: parse_quantity(text) for name, text in texts.items()}
 
 
@@ -153,7 +154,7 @@ def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
     )
 
 
-def _amount(name: str, value: float) -> str:
+def _format_amount(name: str, value: float) -> str:
     if name in ("memory", "ephemeral-storage"):
         return f"{value / GIB:.3g}Gi"
     return f"{value:.3g}"

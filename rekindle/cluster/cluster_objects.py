@@ -1,4 +1,4 @@
-"""Objects that commands change on a cluster."""
+"""The Kubernetes objects that commands read and change on a cluster."""
 
 from argolocal.common.object_names import LABEL_VALUE
 from argolocal.manifest.training_jobs import JOB_VERSION
@@ -27,7 +27,8 @@ class ClusterObjects:
         return self.cluster.find(KINDS[kind], name)
 
     def deployments(self, model: str) -> list[Object]:
-        """Return the Deployments of a model; [] for a name that no label can have, as in MLflow."""
+        """Return the Deployments of a model; [] for a name that MLflow allows but a label does
+        not."""
         if not model or not LABEL_VALUE.allows(model):
             return []
         return self.cluster.list_objects(KINDS["Deployment"], f"{NAME_LABEL}={model}")

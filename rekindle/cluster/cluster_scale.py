@@ -1,11 +1,11 @@
-"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend
-on it."""
+"""Change the number of workers of a running training: `rekindle scale`. The trained model does not
+depend on this number."""
 
 import re
 from typing import Any
 
 from argolocal.manifest.types import Object
-from rekindle.blocks.presets import presets
+from rekindle.blocks.presets import read_presets
 from rekindle.errors import ConfigError
 from rekindle.release.rollback import Objects
 
@@ -13,11 +13,10 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run; returns the old and the new
-    number.
+    """Set the number of workers of the training `task` of a run; return the old and the new number.
 
-    Scales the Deployment of additional workers (cluster.harvest) if it exists, else the PyTorchJob.
-    Raises ConfigError if the training does not run, or may not have this number of workers.
+    Scale the Deployment of extra workers (cluster.harvest) if it exists, otherwise the PyTorchJob.
+    Raises ConfigError if the training is not running, or may not have this number of workers.
     """
     name = f"{run}-{task}"
     deployment = objects.find("Deployment", name)
@@ -48,7 +47,7 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         pods = (workers - minimum) // per_pod
         previous_workers = deployment["spec"].get("replicas", 1) * per_pod + minimum
         change = {"replicas": pods}
-    elif presets()["gang"]["kueue"]["labels"].keys() & (
+    elif read_presets()["gang"]["kueue"]["labels"].keys() & (
         (job or {})["metadata"].get("labels") or {}
     ):
         raise ConfigError(

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class ApiError(RekindleError):
-    """A rejected request, or no response (`code` 0). `code` is the HTTP status, `reason` is set by
-    Kubernetes."""
+    """The API server rejected a request, or did not answer (`code` 0). `code`: HTTP status;
+    `reason`: the `reason` field of the Kubernetes Status."""
 
     def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
         super().__init__(message)
@@ -25,9 +25,9 @@ class BadObject(ApiError, ConfigError):
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
-# HTTP status, pattern of the server's message, our message with the groups of the pattern. The
-# first matching rule applies.
-RULES: tuple[tuple[int, str, str], ...] = (
+# HTTP status, pattern of the server's message, template of our message, which may use the groups of
+# the pattern. The first matching rule applies.
+ERROR_RULES: tuple[tuple[int, str, str], ...] = (
     (
         401,
         "",
@@ -121,7 +121,7 @@ RULES: tuple[tuple[int, str, str], ...] = (
         "the object is larger than etcd accepts (about 1.5 MB): split the pipeline.",
     ),
 )
-WEBHOOK = re.compile(
+WEBHOOK_DENIAL = re.compile(
     r'admission webhook "(?P<hook>[^"]+)" denied the request:?\s*(?P<what>.*)', re.DOTALL
 )
 PROVIDERS = {
@@ -129,7 +129,9 @@ PROVIDERS = {
     "kubeflow.org": "the Kubeflow training operator",
     "trainer.kubeflow.org": "Kubeflow Trainer",
 }
-REGEX = re.compile(r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)")
+VALIDATION_REGEX = re.compile(
+    r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
+)
 PERMANENT_CODES = (400, 404, 409, 413, 422)
 # permanent errors, whatever their HTTP status is
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
@@ -139,9 +141,9 @@ def api_error(
     code: int, body: bytes, path: str, server: str, context: str, namespace: str
 ) -> ApiError:
     """Return the error for a response with HTTP status `code`."""
-    status = _status(body)
+    status = _parse_status(body)
     message = _without_regex((status.message or body.decode(errors="replace")[:500]).strip())
-    facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
+    facts = _describe_target(path) | {"server": server, "context": context, "namespace": namespace}
 
     if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
         error_type = BadObject
@@ -152,7 +154,7 @@ def api_error(
 
 
 def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mapping[str, str]) -> str:
-    match = WEBHOOK.search(message)
+    match = WEBHOOK_DENIAL.search(message)
     if match:
         return (
             f"the webhook {match['hook']} refuses {facts['kind']} {facts['name']!r}:"
@@ -170,7 +172,7 @@ def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mappin
             f" {'; '.join(fields)}"
         )
 
-    for rule_code, pattern, template in RULES:
+    for rule_code, pattern, template in ERROR_RULES:
         if rule_code == code and (match := re.search(pattern, message, re.DOTALL)):
             return template.format(**facts, **match.groupdict())
 
@@ -178,16 +180,16 @@ def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mappin
 
 
 def _without_regex(message: str) -> str:
-    """Remove regular expressions from a message of Kubernetes, which mostly states the rule in
-    words, too."""
-    return REGEX.sub(
+    """Remove regular expressions from a message of Kubernetes, which usually also states the rule
+    in words."""
+    return VALIDATION_REGEX.sub(
         lambda match: " has the wrong form" if match[1].startswith("in body") else "", message
     )
 
 
-def _status(body: bytes) -> "KubernetesStatus":
-    """Parse the Status object of Kubernetes; an empty one if a proxy or an aggregated API server
-    sent something else."""
+def _parse_status(body: bytes) -> "KubernetesStatus":
+    """Parse a response as a Kubernetes Status object; return an empty Status if it is another text,
+    such as the error page of a proxy."""
     # imported in this function: `rekindle --help` does not need pydantic
     from rekindle.documents import KubernetesStatus, validate
 
@@ -197,16 +199,20 @@ def _status(body: bytes) -> "KubernetesStatus":
         return KubernetesStatus()
 
 
-def _target(path: str) -> dict[str, str]:
-    """Return kind and name in an API path, and the provider of the kind.
+def _describe_target(path: str) -> dict[str, str]:
+    """Return the kind and name of the object at an API path, and the provider of the kind.
 
     An example of a path is `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp`.
     """
     parts = path.strip("/").split("/")
 
-    group, parts = (
-        (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
-    )
+    if parts[0] == "apis" and len(parts) > 3:
+        group = parts[1]
+        parts = parts[3:]
+    else:
+        group = ""
+        parts = parts[2:]
+
     if len(parts) > 2 and parts[0] == "namespaces":
         parts = parts[2:]
 

@@ -1,8 +1,5 @@
-"""Builds container images from the Dockerfile of the repository or of a project, with docker or
-buildah.
-
-rekindle images build train --tag registry.example.com/rekindle:0.1 --push
-"""
+"""Build container images from the Dockerfile of the repository or of a project, with docker or
+buildah."""
 
 import json
 import shutil
@@ -16,8 +13,8 @@ from typing import Literal
 from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
-Name = Literal["train", "serve", "mlflow", "project"]
-# flags of the builder by image; `train` runs every kind of pod
+ImageName = Literal["train", "serve", "mlflow", "project"]
+# image → flags of the builder; the image `train` can run every kind of pod
 BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
@@ -51,7 +48,8 @@ class Image:
 
     @property
     def repository(self) -> str:
-        """The tag without its version; a colon in the registry's name precedes a port."""
+        """The tag without its version."""
+        # a colon before the last slash precedes the port of the registry
         if ":" in self.tag.rpartition("/")[2]:
             return self.tag.rpartition(":")[0]
         return self.tag
@@ -64,8 +62,13 @@ class Image:
         return ""
 
 
-def build(
-    name: Name, tag: str, *, push: bool = False, insecure: bool = False, flags: Sequence[str] = ()
+def build_image(
+    name: ImageName,
+    tag: str,
+    *,
+    push: bool = False,
+    insecure: bool = False,
+    flags: Sequence[str] = (),
 ) -> Image:
     """Build an image as `tag`; `flags` are passed to the builder, whose output goes to stderr.
 
@@ -90,14 +93,12 @@ def build(
     tool = _find_tool()
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
+        arguments = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
         # docker caches layers by default
         if tool == "buildah":
-            cache = ["--layers"]
-        else:
-            cache = []
+            arguments.append("--layers")
 
-        files = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
-        _run(tool, "build", *cache, *files, *BUILD_ARGUMENTS[name], *flags, str(root))
+        _run_builder(tool, "build", *arguments, *BUILD_ARGUMENTS[name], *flags, str(root))
         image = Image(tag, id_file.read_text().strip())
 
         if push:
@@ -107,18 +108,19 @@ def build(
 
 
 def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
-    """Push the image; returns its digest in the registry."""
+    """Push the image; return its digest in the registry."""
     if tool == "buildah":
         flags = ["--tls-verify=false"] if insecure else []
-        _run("buildah", "push", *flags, "--digestfile", str(file), image.tag)
+        _run_builder("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
-    _run("docker", "push", image.tag)  # docker's daemon has the list of registries without TLS
-    digests = json.loads(
-        _run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag)
+
+    # without a flag for TLS: docker's daemon has the list of registries without TLS
+    _run_builder("docker", "push", image.tag)
+    output = _run_builder(
+        "docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag
     )
-    return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[
-        2
-    ]
+    names = [name for name in json.loads(output) if name.startswith(f"{image.repository}@")]
+    return names[0].partition("@")[2]
 
 
 def _find_tool() -> str:
@@ -142,8 +144,8 @@ def _find_tool() -> str:
     )
 
 
-def _run(*command: str) -> str:
-    """Run the builder; returns its stdout, which is also copied to stderr: our stdout is for the
+def _run_builder(*command: str) -> str:
+    """Run the builder; return its stdout, and copy it to stderr, as our stdout is reserved for the
     result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -1,9 +1,9 @@
-"""Finds the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the current pod.
+"""Find the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the ServiceAccount
+of the current pod.
 
-    settings, context, namespace = load(None)    # for the kubernetes client; names of the context
-    and its namespace
+    settings, context, namespace = load(None)    # settings for the kubernetes client
 
-All errors of the client become a ConfigError that names the file.
+Each error of the client becomes a ConfigError that names the file.
 """
 
 import base64
@@ -38,14 +38,15 @@ INVALID_FILE_ERRORS = (
 
 
 class Settings(client.Configuration):
-    """Settings that strip the line break at the end of a token file, as kubectl does."""
+    """Settings that strip the line break at the end of a token, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        with _captured_errors():  # if a credential plugin failed, the server will answer 401
+        # if a credential plugin fails, the server answers 401
+        with _captured_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
-def load(context: str | None) -> tuple[Settings, str, str]:
+def load_settings(context: str | None) -> tuple[Settings, str, str]:
     """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
     settings = Settings()
 
@@ -64,7 +65,8 @@ def load(context: str | None) -> tuple[Settings, str, str]:
 
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
-        for file in files:  # the client's parser does not limit the size of a file
+        # the client's parser does not limit the size of a file
+        for file in files:
             _parse_file(file)
 
         contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(source)
@@ -79,7 +81,8 @@ def load(context: str | None) -> tuple[Settings, str, str]:
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
 
-        if errors:  # the client only logs the error, and would continue without credentials
+        # the client only logs the error, and would continue without credentials
+        if errors:
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
             raise ValueError(f"the server of context {name} must be https://HOST[:PORT]")
@@ -113,8 +116,8 @@ def _parse_file(file: str) -> Any:
 
 
 def _find_problem(file: str) -> str:
-    """Describe the first problem of a file without its values, which are credentials; "" if it is
-    valid."""
+    """Describe the first problem of a kubeconfig file, without its values, which are credentials;
+    return "" if the file is valid."""
     try:
         content = _parse_file(file)
     except INVALID_FILE_ERRORS as error:

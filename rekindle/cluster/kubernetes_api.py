@@ -6,8 +6,8 @@ remedy.
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
 If the connection is lost or the server is overloaded, a call is retried for some seconds, and a
-watch without limit. Importing this module is cheap; `connect` imports the kubernetes client (half a
-second).
+watch is retried without limit. Only `connect` imports the kubernetes client, which takes half a
+second.
 """
 
 import json
@@ -27,21 +27,21 @@ TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
 WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 BACKOFF_S = 0.3  # pause before the second retry of a request; doubled before each further retry
-CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
+CONNECTION_LOST = "BrokenOff"  # `reason` of an incomplete response: a watch retries it silently
 STARTUP_SECONDS = 30.0  # a restarted server may need this long to load its users and roles
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of objects, by its path in the API."""
+    """A kind of Kubernetes objects, given by its path in the API."""
 
     api: str
     plural: str
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Return the path of an object, or of all objects. Raises InvalidName for a name that is
-        not one part of it."""
+        """Return the path of an object or, without `name`, of all objects. Raises InvalidName if
+        `name` cannot be one part of a path."""
         if self.namespaced:
             scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
         else:
@@ -52,8 +52,8 @@ class Resource:
 
 
 WORKFLOWS = Resource(API_VERSION, "workflows")
-TEMPLATES = Resource(API_VERSION, "workflowtemplates")
-CRONS = Resource(API_VERSION, "cronworkflows")
+WORKFLOW_TEMPLATES = Resource(API_VERSION, "workflowtemplates")
+CRON_WORKFLOWS = Resource(API_VERSION, "cronworkflows")
 PODS = Resource("v1", "pods")
 SERVICES = Resource("v1", "services")
 
@@ -70,14 +70,14 @@ class Cluster:
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
-        """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or this pod's account. Raises
-        ConfigError."""
+        """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or the ServiceAccount of this
+        pod. Raises ConfigError."""
         from kubernetes.client import ApiClient
         from urllib3 import Retry
 
         from rekindle.cluster import kubeconfig
 
-        settings, context_name, default_namespace = kubeconfig.load(context)
+        settings, context_name, default_namespace = kubeconfig.load_settings(context)
 
         settings.retries = Retry(
             total=4,
@@ -125,7 +125,8 @@ class Cluster:
                 accept=media_type if metadata_only else "",
             )
 
-            objects += page["items"] or []  # the API returns an empty list of metadata as null
+            # the API returns an empty list of metadata as null
+            objects += page["items"] or []
 
             token = (page.get("metadata") or {}).get("continue")
             if not token:
@@ -152,7 +153,7 @@ class Cluster:
             {"dryRun": "All"} if dry_run else {},
         )
 
-    def delete(self, resource: Resource, name: str, **options: Any) -> None:
+    def delete(self, resource: Resource, name: str, **options: object) -> None:
         """Delete an object if it exists.
 
         With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are
@@ -168,11 +169,11 @@ class Cluster:
         self,
         method: str,
         path: str,
-        body: Any = None,
+        body: object = None,
         query: Mapping[str, str] | None = None,
         accept: str = "",
     ) -> Object:
-        """Send a request, and retry it after a temporary error; returns the response. Raises
+        """Send a request, retry it after a temporary error, and return the response. Raises
         ApiError."""
         data = self._request(method, path, body, query, accept).data or b"{}"
         try:
@@ -183,8 +184,8 @@ class Cluster:
             ) from None
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
-        """Yield the lines of a streamed response. Raises ApiError, also if the connection is
-        lost."""
+        """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost
+        or silent for `silence` seconds."""
         from urllib3.exceptions import HTTPError
 
         response = self._request("GET", path, query=query, timeout=(TIMEOUTS_S[0], silence))
@@ -199,8 +200,8 @@ class Cluster:
             response.close()
 
     def log(self, pod: str, container: str, silence: float = 10, **query: str) -> Iterator[bytes]:
-        """Yield the lines of a container's log. Raises ApiError, also after `silence` seconds
-        without a line."""
+        """Yield the lines of a container's log. Raises ApiError, also if no line comes for
+        `silence` seconds."""
         path = PODS.path(self.namespace, pod, "log")
         return self.lines(path, {"container": container, **query}, silence)
 
@@ -262,14 +263,15 @@ class Cluster:
             if time.monotonic() - started_at > WATCH_SECONDS / 2:
                 pause = 0.1
 
-            time.sleep(pause)  # pause even after a normal end: some proxies end every watch at once
+            # also after a normal end: some proxies end every watch immediately
+            time.sleep(pause)
             pause = min(5.0, pause * 2)
 
     def _relist(
         self, resource: Resource, selectors: Mapping[str, str], known_objects: dict[str, Object]
     ) -> tuple[str, list[tuple[str, Object]]]:
-        """List the objects; returns the resource version and the events since `known_objects`,
-        which is updated."""
+        """List the objects and update `known_objects`; return the resource version, and the
+        differences from the previous `known_objects` as events."""
         page = self.call("GET", resource.path(self.namespace), query=selectors)
         current_objects = {item["metadata"]["uid"]: item for item in page["items"] or []}
         changes = [
@@ -339,7 +341,8 @@ class Cluster:
 def _parse_event(line: bytes) -> tuple[str, Object]:
     try:
         event = json.loads(line)
-        kind, changed = event["type"], event["object"]
+        kind = event["type"]
+        changed = event["object"]
 
         if kind == "ERROR":
             # imported in this function: `rekindle --help` does not need pydantic

@@ -1,9 +1,7 @@
-"""Renders the objects of configs/platform, which a namespace needs before pipelines run in it.
+"""Render the objects of configs/platform, which a namespace needs before pipelines can run in it.
 
-    rekindle platform render -n models --bucket models --mlflow https://mlflow.example.com | \\
-      kubectl apply -f -
-
-Credentials are referenced by name only: `secret_command(namespace)` creates their Secret.
+The objects contain no credentials, only the name of a Secret; `secret_command` returns the command
+that creates it.
 """
 
 import re
@@ -39,8 +37,8 @@ IMAGES = {
 }
 CLUSTER_WIDE_KINDS = ("Namespace",)
 KEY_NAMES = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)
-NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-BUCKET = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
+NAMESPACE_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+BUCKET_PATTERN = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,15 @@ class Platform:
             (
                 "namespace",
                 self.namespace,
-                NAMESPACE,
+                NAMESPACE_PATTERN,
                 "lower-case letters, digits and dashes, at most 63",
             ),
-            ("bucket", self.bucket, BUCKET, "3 to 63 lower-case letters, digits, dashes and dots"),
+            (
+                "bucket",
+                self.bucket,
+                BUCKET_PATTERN,
+                "3 to 63 lower-case letters, digits, dashes and dots",
+            ),
         ):
             if not pattern.fullmatch(value):
                 raise ConfigError(f'the {name} is "{value}": it must be {rule}.')
@@ -135,7 +138,7 @@ class Platform:
             "region": self.region,
             "mlflow": self.mlflow or f"http://mlflow.{self.namespace}.svc:5000",
             "repository": yaml.safe_dump(
-                {"archiveLogs": True, "s3": _repository(self, endpoint)}, sort_keys=False
+                {"archiveLogs": True, "s3": _artifact_repository(self, endpoint)}, sort_keys=False
             ),
             "image": images["rekindle"],
             "mlflow_image": images["mlflow"],
@@ -145,8 +148,8 @@ class Platform:
         }
 
 
-def render(platform: Platform) -> list[Manifest]:
-    """Return all objects, in the order to apply them."""
+def render_platform(platform: Platform) -> list[Manifest]:
+    """Return all objects, in the order in which they must be applied."""
     files = [
         *REQUIRED_FILES,
         *(["quota"] if platform.quota else []),
@@ -156,7 +159,7 @@ def render(platform: Platform) -> list[Manifest]:
     objects = [
         manifest
         for file in files
-        for manifest in _objects(file, platform.values, platform.namespace)
+        for manifest in _render_file(file, platform.values, platform.namespace)
     ]
 
     (serving,) = (
@@ -172,31 +175,31 @@ def render(platform: Platform) -> list[Manifest]:
     return objects
 
 
-def operator(namespace: str = "kubeflow") -> list[Manifest]:
-    """Return a patch of the training operator; configs/platform/operator.yaml shows how to apply
-    it."""
-    return list(_objects("operator", {}, namespace))
+def operator_patch(namespace: str = "kubeflow") -> list[Manifest]:
+    """Return the patch of the training operator in configs/platform/operator.yaml, which shows how
+    to apply it."""
+    return list(_render_file("operator", {}, namespace))
 
 
-def text(objects: list[Manifest]) -> str:
+def to_yaml_documents(objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, objects))
 
 
 def secret_command(
     namespace: str, name: str = STORE_SECRET, keys: Iterable[str] = KEY_NAMES
 ) -> str:
-    """Return the command to create a Secret; it keeps the values out of process lists and the
-    shell's history."""
+    """Return the command that creates a Secret from a file, so that the values do not appear in
+    process lists and the shell's history."""
     lines = " and ".join(f"{key}=..." for key in keys)
     command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
     return f"{command}    # FILE: {lines}, each on its own line"
 
 
 def _egress_to_store(platform: Platform) -> list[Manifest]:
-    """Return egress rules for the object store.
+    """Return the egress rules of a NetworkPolicy for the object store.
 
-    An object store in the cluster is selected by pod labels: the pods' port may differ from the
-    port of the Service.
+    Rules for an object store in the cluster select its pods by labels instead of the port, since
+    the port of the pods may differ from the port of the Service.
     """
     parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
 
@@ -212,16 +215,17 @@ def _egress_to_store(platform: Platform) -> list[Manifest]:
     else:
         egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
 
-    if platform.iam:  # the services that issue the credentials of a role
+    # the services that issue the credentials of a role
+    if platform.iam:
         egress += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
 
     return egress
 
 
-def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
+def list_permissions(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
     """Yield (API group, resource, verb) of each permission that a file of configs/platform
     grants."""
-    for manifest in _objects(name, {"namespace": "any"}, "any"):
+    for manifest in _render_file(name, {"namespace": "any"}, "any"):
         for rule in manifest.get("rules", []):
             for group in rule["apiGroups"]:
                 yield from (
@@ -231,7 +235,7 @@ def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
                 )
 
 
-def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
+def _render_file(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
     file = project.REFERENCE / f"configs/platform/{name}.yaml"
     try:
         documents = parse(read_text(file), str(file))
@@ -250,8 +254,9 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
         yield manifest
 
 
-def _substitute(node: Any, values: dict[str, str]) -> Any:
-    """Fill in the placeholders in parsed YAML, so that a value cannot change the structure."""
+def _substitute(node: object, values: dict[str, str]) -> Any:
+    """Replace the placeholders in parsed YAML: a value cannot change the structure, as it could in
+    the text."""
     if isinstance(node, dict):
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):
@@ -261,8 +266,8 @@ def _substitute(node: Any, values: dict[str, str]) -> Any:
     return node
 
 
-def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
-    """Return the bucket as Argo's artifact repository."""
+def _artifact_repository(platform: Platform, endpoint: str) -> dict[str, Any]:
+    """Return the configuration of the bucket as Argo's artifact repository."""
     parts = urlsplit(
         endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com"
     )
@@ -291,7 +296,7 @@ def _remove_secret(objects: list[Manifest]) -> None:
 
 
 def _without_claims(objects: list[Manifest]) -> list[Manifest]:
-    """Replace PersistentVolumeClaims by empty directories."""
+    """Replace PersistentVolumeClaims by `emptyDir` volumes."""
     for spec in _pod_specs(objects):
         for volume in spec.get("volumes", []):
             if volume.pop("persistentVolumeClaim", None):

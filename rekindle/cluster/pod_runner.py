@@ -1,4 +1,4 @@
-"""Runs a small pod in a namespace, and reads its log and the states of its containers."""
+"""Run a small pod in a namespace, and read its log and the states of its containers."""
 
 import time
 import uuid
@@ -34,8 +34,8 @@ def run_pod(
     args: Sequence[str],
     seconds: float,
 ) -> Iterator[Object]:
-    """Run a pod named `name`-SUFFIX; yield it when its containers have ended or `seconds` have
-    passed; delete it."""
+    """Run a pod named NAME-SUFFIX, yield it when its containers have ended or `seconds` have
+    passed, and then delete it."""
     settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
     pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
     _create(cluster, pod)
@@ -51,12 +51,12 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. After an ApiError the pod does not exist, even if the response of a successful
-    request was lost."""
+    """Create a pod. Raises ApiError; the pod then does not exist, even if the server had created it
+    and only the response was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
-        # the name is unique: the first attempt succeeded, but its response was lost
+        # the name is unique, so an earlier attempt created the pod, but its response was lost
         if error.code == 409:
             return
         if not 400 <= error.code < 500:
@@ -97,10 +97,10 @@ def pod_manifest(
     images: dict[str, str],
     args: Sequence[str],
 ) -> Object:
-    """Return a pod like a step's: container `main` runs `args`, the other containers only test
-    their images."""
+    """Return a pod with the settings of a step's pod. The container `main` runs `args`; the other
+    containers only test whether their images can start."""
     containers = [
-        pods.container(
+        pods.hardened_container(
             key,
             settings.model_copy(update={"image": image}),
             [*args] if key == "main" else ["-c", "pass"],

@@ -1,8 +1,7 @@
-"""Reports why the jobs of a run wait in the queue of a shared cluster.
+"""Report why the jobs of a run wait in a queue of Kueue.
 
     describe_waiting(cluster, "demo-4k2xp")
-    # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota for
-    cpu ..."]
+    # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota"]
 
 Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
 """
@@ -14,18 +13,18 @@ from rekindle.cluster.kubernetes_api import Cluster, Resource
 VERSIONS = ("v1beta2", "v1beta1")
 
 
-def workloads(cluster: Cluster) -> list[Object]:
+def list_workloads(cluster: Cluster) -> list[Object]:
     """Return the Workloads of the namespace; [] without Kueue, or without permission to read
     them."""
     try:
-        return list_objects(cluster, "workloads")
+        return list_kueue_objects(cluster, "workloads")
     except ApiError as error:
         if error.code != 403:
             raise
         return []
 
 
-def list_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list[Object]:
+def list_kueue_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list[Object]:
     """Return Kueue's objects of a kind; [] without Kueue. Raises ApiError."""
     for version in VERSIONS:
         try:
@@ -37,9 +36,9 @@ def list_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list
 
 
 def describe_waiting(cluster: Cluster, run: str) -> list[str]:
-    """Return a line for each job of the run that its queue holds back, with Kueue's reason."""
+    """Return a line with Kueue's reason for each job of the run that waits in a queue."""
     queued_workloads = sorted(
-        (workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank
+        (workload for workload in list_workloads(cluster) if _is_pending(workload)), key=_rank
     )
     run_workloads = [
         workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")

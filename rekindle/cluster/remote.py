@@ -1,5 +1,5 @@
-"""Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted
-afterwards.
+"""Run a module in a pod of the namespace, which reaches the object store as steps do; then delete
+the pod.
 
 answer = ask(cluster, workflow, Answer, "rekindle.view.explain", ...)
 """
@@ -20,7 +20,7 @@ POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 def run_module(
     cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str
 ) -> list[D]:
-    """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints,
+    """Run `python -m MODULE ARGS` in the image of the run; return the JSON objects that it prints,
     one per line, as documents of the type `model`.
 
     Raises ApiError, RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or prints
@@ -50,8 +50,11 @@ def run_module(
     return [_parse(model, subject, line) for line in lines if line.startswith("{")]
 
 
-def ask(cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str) -> D:
-    """Return the last JSON object that `run_module` returns. Raises ApiError, RekindleError."""
+def run_for_result(
+    cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str
+) -> D:
+    """Run a module as `run_module` does, and return the last JSON object that it prints. Raises
+    ApiError, RekindleError."""
     records = run_module(cluster, workflow, model, module, *args)
     if not records:
         raise RekindleError(f"the pod that runs {module} printed no result. {REMEDY}")
@@ -68,8 +71,8 @@ def _parse(model: type[D], subject: str, line: str) -> D:
 
 
 def _image_of(workflow: Object) -> str:
-    """Return the image of the run's first step of Rekindle. Raises RekindleError without such a
-    step."""
+    """Return the image of the first template that runs a step of Rekindle. Raises RekindleError if
+    there is no such template."""
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]

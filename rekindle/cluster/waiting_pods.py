@@ -1,12 +1,10 @@
-"""Finds the reasons why pods of a run do not start: no node has room, an image is missing, a quota
-is used up.
+"""Find out why pods of a run do not start: no node has enough resources, an image is missing, a
+quota is used up.
 
-    workflow = add_waiting(cluster, workflow)    # its steps whose pods wait are Pending, with the
-    reason as message
+Argo knows only the pods that it has created itself, and shows a step that has applied a job as
+Running. `add_waiting` also reads the pods and events of jobs and servers.
 
-Argo knows only its own pods, and shows a step that has applied a job as Running. This module reads
-the pods and events of jobs and servers, too. Sources: Kubernetes 1.34, PodCondition and
-ContainerStateWaiting; Argo 3.7, NodeStatus.
+Sources: Kubernetes 1.34, PodCondition and ContainerStateWaiting; Argo 3.7, NodeStatus.
 """
 
 import re
@@ -21,19 +19,19 @@ from rekindle.cluster.workflows import spec_of
 from rekindle.kubernetes_names import INSTANCE_LABEL
 
 EVENTS = Resource("v1", "events")
-# reasons of events of controllers that could not create a pod
+# `reason` of the events of a controller that could not create a pod
 REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
-# states of a container that starts; Kueue and Argo show these, too
+# `reason` of a container that is starting and does not wait for anything
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
 
 
 def add_waiting(cluster: Cluster, workflow: Object) -> Object:
-    """Return an active run, in which steps are Pending if none of their pods runs and at least one
-    waits.
+    """Return an active run with the phase Pending for each step of which a pod waits and no pod
+    runs; the message of the step is the reason.
 
-    The message of the step is the reason. The run is Pending if all of its active steps are. What
-    the user may not read is left out.
+    The run is Pending if all of its active steps are. Objects that the user may not read are
+    ignored.
     """
     nodes = (workflow.get("status") or {}).get("nodes") or {}
 
@@ -46,10 +44,10 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
         return workflow
 
     name = workflow["metadata"]["name"]
-    pods = _list(cluster, PODS, f"{WORKFLOW}={name}")
+    pods = _list_readable(cluster, PODS, f"{WORKFLOW}={name}")
     own_pods = {_annotation(pod, NODE_ID): pod for pod in pods}
     job_pods = [pod for pod in pods if not _annotation(pod, NODE_ID)]
-    tasks = [_task(node) for node in active_nodes]
+    tasks = [_task_name(node) for node in active_nodes]
 
     changes: dict[str, Data] = {}
 
@@ -59,28 +57,30 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
             changes[node["id"]] = {"phase": "Pending", "message": own_reason}
             continue
 
-        server = _server(node)
+        server = _server_name(node)
         if server:
-            started_pods = _list(cluster, PODS, f"{INSTANCE_LABEL}={server}")
+            started_pods = _list_readable(cluster, PODS, f"{INSTANCE_LABEL}={server}")
         else:
             started_pods = [
                 pod
                 for pod in job_pods
-                if _task_of(name, pod["metadata"]["name"], tasks) == _task(node)
+                if _find_task(name, pod["metadata"]["name"], tasks) == _task_name(node)
             ]
 
         if started_pods:
             changes[node["id"]] = _describe(started_pods)
         elif _applies_object(workflow, node):
-            prefix = server or f"{name}-{_task(node)}"
-            reason = _refusal(cluster, prefix) or _queue_reason(cluster, name, _task(node))
+            prefix = server or f"{name}-{_task_name(node)}"
+            reason = _creation_error(cluster, prefix) or _queue_reason(
+                cluster, name, _task_name(node)
+            )
             changes[node["id"]] = {"phase": "Pending", "message": reason} if reason else {}
 
-    return _changed(workflow, changes)
+    return _apply_changes(workflow, changes)
 
 
 def waiting_reason(pod: Data) -> str:
-    """Return `REASON: MESSAGE` for a pod that waits, in one line, or ""."""
+    """Return why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not wait."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition.get("status") != "True":
@@ -104,7 +104,7 @@ def _reason(state: Data) -> str:
 
 
 def _describe(pods: list[Object]) -> Data:
-    """Return the fields of a step with these pods."""
+    """Return the changed fields of a step whose object has these pods."""
     reasons = [reason for reason in map(waiting_reason, pods) if reason]
     if not reasons:
         return {}
@@ -114,7 +114,7 @@ def _describe(pods: list[Object]) -> Data:
     return {"phase": "Pending", "message": reasons[0]}
 
 
-def _changed(workflow: Object, changes: Mapping[str, Data]) -> Object:
+def _apply_changes(workflow: Object, changes: Mapping[str, Data]) -> Object:
     status = workflow["status"]
     nodes = {id: {**node, **changes.get(id, {})} for id, node in status["nodes"].items()}
 
@@ -133,12 +133,12 @@ def _changed(workflow: Object, changes: Mapping[str, Data]) -> Object:
     return {**workflow, "status": {**status, "nodes": nodes, "phase": phase}}
 
 
-def _refusal(cluster: Cluster, prefix: str) -> str:
-    """Return the newest message of a controller that could not create a pod of an object named
-    `prefix`."""
+def _creation_error(cluster: Cluster, prefix: str) -> str:
+    """Return the newest message of a controller that could not create a pod for the object `prefix`
+    or an object whose name starts with `prefix`-."""
     events = [
         event
-        for event in _list(cluster, EVENTS)
+        for event in _list_readable(cluster, EVENTS)
         if event.get("reason") in REFUSED_REASONS
         and re.fullmatch(
             rf"{re.escape(prefix)}(-.*)?", str((event.get("involvedObject") or {}).get("name"))
@@ -159,7 +159,7 @@ def _queue_reason(cluster: Cluster, run: str, task: str) -> str:
     )
 
 
-def _list(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object]:
+def _list_readable(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object]:
     """Return the objects of a kind; [] without permission to read them."""
     try:
         return cluster.list_objects(resource, labels)
@@ -177,19 +177,19 @@ def _applies_object(workflow: Object, node: Data) -> bool:
     )
 
 
-def _task(node: Data) -> str:
+def _task_name(node: Data) -> str:
     """Return the name of the task of a node, without the number of its attempt."""
     return re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node["name"])).rpartition(".")[2]
 
 
-def _task_of(run: str, pod: str, tasks: Iterable[str]) -> str:
-    """Return the task whose job a pod of the run belongs to: the longest name that the pod's name
-    contains."""
+def _find_task(run: str, pod: str, tasks: Iterable[str]) -> str:
+    """Return the task whose job a pod of the run belongs to: the longest task name that the name of
+    the pod contains."""
     names = [task for task in tasks if pod.startswith(f"{run}-{task}-")]
     return max(names, key=len, default="")
 
 
-def _server(node: Data) -> str:
+def _server_name(node: Data) -> str:
     """Return the name of the Deployment that a step starts or waits for."""
     parameters = (node.get("inputs") or {}).get("parameters") or []
     return next(

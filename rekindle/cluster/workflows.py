@@ -1,10 +1,10 @@
-"""Submits, reads, stops, resumes and deletes runs in a namespace, and applies schedules.
+"""Submit, read, stop, resume and delete runs in a namespace, and apply schedules.
 
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in Argo's database are
-missing.
+Workflows are plain data. Nodes that Argo has compressed are decompressed; nodes that Argo has
+offloaded to its database are missing.
 """
 
 import base64
@@ -26,34 +26,42 @@ from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.types import Object
 from argolocal.runner.retry_workflow import reset
-from rekindle.blocks.manifest.provenance import PROVENANCE
+from rekindle.blocks.manifest.provenance import PROVENANCE_PARAMETERS
 from rekindle.blocks.manifest.render import manifest_sha256, order_keys
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Resource
+from rekindle.cluster.kubernetes_api import (
+    CRON_WORKFLOWS,
+    PODS,
+    WORKFLOW_TEMPLATES,
+    WORKFLOWS,
+    Cluster,
+    Resource,
+)
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
-SHA256 = "rekindle.dev/manifest-sha256"
-# identifies one `submit`, so that a retry finds the object of the first attempt
-SUBMISSION = "rekindle.dev/submission"
+SHA256_ANNOTATION = "rekindle.dev/manifest-sha256"
+# annotation that identifies one call of `submit`, so that a retry finds the workflow of the first
+# attempt
+SUBMISSION_ANNOTATION = "rekindle.dev/submission"
 
-# Argo's controller reads templates from a cache. A CronWorkflow whose template the cache lacks
-# starts no run until the CronWorkflow changes, or Argo reads it again minutes later; its status
-# does not show this.
+# Pause between applying a WorkflowTemplate and its CronWorkflow. Argo's controller reads templates
+# from a cache: if the template is not in the cache yet, the CronWorkflow starts no run until Argo
+# reads it again, minutes later, and its status does not show this.
 TEMPLATE_DELAY_S = 3.0
 
 
-def submission(
+def build_submission(
     manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str
 ) -> Object:
-    """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises
-    ConfigError."""
+    """Return the Workflow that `submit` creates for a manifest, with a name, parameters and the
+    hash of the manifest. Raises ConfigError."""
     own_spec, reference = _without_reference(manifest, parameters)
     identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
-    metadata["annotations"][SHA256] = manifest_sha256(manifest)
-    metadata["annotations"][SUBMISSION] = str(uuid.uuid4())
+    metadata["annotations"][SHA256_ANNOTATION] = manifest_sha256(manifest)
+    metadata["annotations"][SUBMISSION_ANNOTATION] = str(uuid.uuid4())
     fields = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
 
     return order_keys(
@@ -68,8 +76,8 @@ def submission(
 def _without_reference(
     manifest: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
-    """Split off the reference to a template, which only Argo can resolve, and declare all
-    `parameters`."""
+    """Return the manifest without the reference to a WorkflowTemplate, which only Argo can resolve,
+    and with all `parameters` declared; and the reference."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
 
@@ -101,10 +109,11 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
         else:
             existing = None
 
-        submission_id = workflow["metadata"]["annotations"][SUBMISSION]
+        submission_id = workflow["metadata"]["annotations"][SUBMISSION_ANNOTATION]
         if (
             existing
-            and existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission_id
+            and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
+            == submission_id
         ):
             return existing
 
@@ -116,20 +125,22 @@ def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     for metadata_entry in cluster.list_objects(
         WORKFLOWS, f"{object_labels.COMPLETED}!=true", metadata_only=True
     ):
-        if same_manifest(metadata_entry, workflow) and (
+        if has_same_manifest(metadata_entry, workflow) and (
             active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
             phase = (active_run.get("status") or {}).get("phase")
-            if phase not in COMPLETED and arguments(active_run) == arguments(workflow):
+            if phase not in COMPLETED and result_parameters(active_run) == result_parameters(
+                workflow
+            ):
                 return str(active_run["metadata"]["name"])
     return None
 
 
-def same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
-    sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256)
+def has_same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
+    sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256_ANNOTATION)
     return sha256 is not None and sha256 == (
         second_workflow["metadata"].get("annotations") or {}
-    ).get(SHA256)
+    ).get(SHA256_ANNOTATION)
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
@@ -138,18 +149,18 @@ def spec_of(workflow: Mapping[str, Any]) -> Object:
     return workflow["spec"] | template_spec
 
 
-def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that affect the result of a run, by name."""
+def result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the workflow parameters that affect the result of a run, by name."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    return {p["name"]: p.get("value") for p in parameters if p["name"] not in PROVENANCE}
+    return {p["name"]: p.get("value") for p in parameters if p["name"] not in PROVENANCE_PARAMETERS}
 
 
-def read(cluster: Cluster, name: str) -> Object:
+def read_run(cluster: Cluster, name: str) -> Object:
     """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist."""
-    return decompress_nodes(_existing(cluster, WORKFLOWS, "workflow", name))
+    return decompress_nodes(_get_existing(cluster, WORKFLOWS, "workflow", name))
 
 
-def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
+def _get_existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
     obj = cluster.find(resource, name)
     if obj:
         return obj
@@ -162,7 +173,7 @@ def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Obj
     )
 
 
-def newest(cluster: Cluster) -> str:
+def newest_run(cluster: Cluster) -> str:
     """Return the name of the newest run. Raises ConfigError if no run exists."""
     runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not runs:
@@ -173,7 +184,8 @@ def newest(cluster: Cluster) -> str:
 
 
 def decompress_nodes(workflow: Object) -> Object:
-    """Return the workflow with its nodes, which Argo compresses if there are many."""
+    """Return the workflow with its nodes decompressed; Argo compresses the nodes of a large
+    workflow."""
     status = dict(workflow.get("status") or {})
 
     text = status.pop("compressedNodes", None)
@@ -195,7 +207,7 @@ def decompress_nodes(workflow: Object) -> Object:
 
 
 def compress_nodes(workflow: Object) -> Object:
-    """Invert `decompress_nodes`."""
+    """Return the workflow with its nodes compressed as Argo does."""
     status = dict(workflow["status"])
     nodes = to_json(status.pop("nodes")).encode()
     return workflow | {
@@ -204,34 +216,34 @@ def compress_nodes(workflow: Object) -> Object:
 
 
 def is_offloaded(workflow: Mapping[str, Any]) -> bool:
-    """True if Argo keeps the nodes in its database, which only an Argo server can read."""
+    """Return True if the nodes are in Argo's database, which only an Argo server can read."""
     status = workflow.get("status") or {}
     return bool(status.get("offloadNodeStatusVersion")) and not status.get("nodes")
 
 
-def stop(cluster: Cluster, name: str) -> None:
-    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if the run
-    has completed."""
-    status = read(cluster, name).get("status") or {}
+def stop_run(cluster: Cluster, name: str) -> None:
+    """Stop a run as `argo stop` does: its pods end, then its exit tasks run. Raises ConfigError if
+    the run has completed."""
+    status = read_run(cluster, name).get("status") or {}
     if status.get("phase") in COMPLETED:
         raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
     cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": "Stop"}})
 
 
-def delete(cluster: Cluster, name: str) -> None:
-    """Delete a run and all objects that it owns, the Workflow last: then its name can be used
-    again."""
+def delete_run(cluster: Cluster, name: str) -> None:
+    """Delete all objects that a run owns, and last the Workflow, so that its name can be reused
+    only when all objects are gone."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
-def resume(cluster: Cluster, name: str) -> str:
-    """Resume a suspended run as `argo resume` does, or retry a failed run as `argo retry` does;
-    returns a description.
+def resume_run(cluster: Cluster, name: str) -> str:
+    """Resume a suspended run as `argo resume` does, or retry a failed run as `argo retry` does.
+    Return a description of the change.
 
     Completed steps keep their outputs. Raises ConfigError if the run is neither suspended nor
     failed.
     """
-    workflow = cluster.find(WORKFLOWS, name) or read(cluster, name)
+    workflow = cluster.find(WORKFLOWS, name) or read_run(cluster, name)
     nodes = decompress_nodes(workflow)
     phase = (workflow.get("status") or {}).get("phase") or "Pending"
 
@@ -247,28 +259,19 @@ def resume(cluster: Cluster, name: str) -> str:
             " run."
         )
 
-    change, description = (
-        (_retry, "retries its failed steps")
-        if phase in FAILED
-        else (_continue_suspended, "continues")
-    )
-
-    changed_workflow = change(nodes)
     if phase in FAILED:
-        _remove_pods(
-            cluster,
-            name,
-            set(nodes["status"].get("nodes") or {}) - set(changed_workflow["status"]["nodes"]),
-        )
+        description = "retries its failed steps"
+        changed_workflow = _retry(nodes)
+        remaining_nodes = set(changed_workflow["status"]["nodes"])
+        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - remaining_nodes)
+    else:
+        description = "continues"
+        changed_workflow = _continue_suspended(nodes)
 
-    cluster.replace(
-        WORKFLOWS,
-        (
-            compress_nodes(changed_workflow)
-            if "compressedNodes" in workflow["status"]
-            else changed_workflow
-        ),
-    )
+    if "compressedNodes" in workflow["status"]:
+        changed_workflow = compress_nodes(changed_workflow)
+
+    cluster.replace(WORKFLOWS, changed_workflow)
     return description
 
 
@@ -310,8 +313,8 @@ def _continue_suspended(workflow: Object) -> Object:
 
 
 def _retry(workflow: Object) -> Object:
-    """Remove failed nodes and set the groups around them to Running, like FormulateRetryWorkflow of
-    Argo."""
+    """Return the workflow without its failed nodes, and with the groups around them Running, as
+    Argo's FormulateRetryWorkflow does."""
     metadata = dict(workflow["metadata"])
     spec = dict(workflow["spec"])
     status = dict(workflow["status"])
@@ -322,7 +325,8 @@ def _retry(workflow: Object) -> Object:
 
     metadata["labels"] = labels
     spec.pop("shutdown", None)
-    if spec.get("activeDeadlineSeconds") == 0:  # `argo terminate` sets the deadline to 0
+    # `argo terminate` sets the deadline to 0
+    if spec.get("activeDeadlineSeconds") == 0:
         spec.pop("activeDeadlineSeconds")
 
     template_spec = {
@@ -349,9 +353,8 @@ def _retry(workflow: Object) -> Object:
         remaining
         | {
             "phase": "Running",
-            "startedAt": timestamp(
-                time.time()
-            ),  # the deadline of the workflow counts from this time
+            # the deadline of the workflow counts from this time
+            "startedAt": timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
                 id: value for id, value in task_results.items() if id in remaining["nodes"]
@@ -367,30 +370,31 @@ def _retry(workflow: Object) -> Object:
 
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
-    """Delete the pods of `nodes`: pods of new attempts get the same names. Raises ApiError."""
+    """Delete the pods of `nodes`, because the pods of new attempts get the same names. Raises
+    ApiError."""
     for pod in cluster.list_objects(PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True):
         if (pod["metadata"].get("annotations") or {}).get(object_labels.NODE_ID) in nodes:
             cluster.delete(PODS, pod["metadata"]["name"])
 
 
-def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
-    """Apply a WorkflowTemplate and the CronWorkflow that runs it; yields the changes as lines."""
-    sha256 = {SHA256: manifest_sha256(template)}
+def apply_schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
+    """Apply a WorkflowTemplate and the CronWorkflow that runs it; yield the changes as lines."""
+    sha256 = {SHA256_ANNOTATION: manifest_sha256(template)}
     metadata = cron["spec"].get("workflowMetadata") or {}
     metadata = metadata | {"annotations": (metadata.get("annotations") or {}) | sha256}
     cron = cron | {"spec": cron["spec"] | {"workflowMetadata": metadata}}
     template = template | {"metadata": template["metadata"] | {"annotations": sha256}}
-    changes = list(apply(cluster, TEMPLATES, template))
+    changes = list(apply_object(cluster, WORKFLOW_TEMPLATES, template))
     yield from changes
     if changes[0].endswith(" created"):
         time.sleep(TEMPLATE_DELAY_S)
-    yield from apply(cluster, CRONS, cron)
+    yield from apply_object(cluster, CRON_WORKFLOWS, cron)
 
 
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
     """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such
     schedule exists."""
-    cron = _existing(cluster, CRONS, "schedule", name)
+    cron = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
 
     manifest = {
         "apiVersion": cron["apiVersion"],
@@ -399,33 +403,37 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
         "spec": cron["spec"],
     }
 
-    workflow = submission(manifest, parameters, cluster.namespace)
+    workflow = build_submission(manifest, parameters, cluster.namespace)
 
-    sha256 = ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256)
+    sha256 = ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(
+        SHA256_ANNOTATION
+    )
     if sha256:
         # the hash of the template, as in the runs that the schedule starts
-        workflow["metadata"]["annotations"][SHA256] = sha256
+        workflow["metadata"]["annotations"][SHA256_ANNOTATION] = sha256
 
     return workflow
 
 
-def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and the WorkflowTemplate that `schedule` has made for it, but not its runs.
+def delete_schedule(cluster: Cluster, name: str) -> None:
+    """Delete a schedule and the WorkflowTemplate that `schedule` has created, but not the runs.
 
     Raises ConfigError if no such schedule exists.
     """
-    spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
-    cluster.delete(CRONS, name, propagationPolicy="Orphan")
+    spec = (
+        _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)["spec"].get("workflowSpec") or {}
+    )
+    cluster.delete(CRON_WORKFLOWS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") != name:
         return
 
-    template = cluster.find(TEMPLATES, name)
-    if template and SHA256 in (template["metadata"].get("annotations") or {}):
-        cluster.delete(TEMPLATES, name)
+    template = cluster.find(WORKFLOW_TEMPLATES, name)
+    if template and SHA256_ANNOTATION in (template["metadata"].get("annotations") or {}):
+        cluster.delete(WORKFLOW_TEMPLATES, name)
 
 
-def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
-    """Create an object, or update its `spec`, labels and annotations; yields the changes as
+def apply_object(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
+    """Create an object, or update its `spec`, labels and annotations; yield the changes as
     lines."""
     metadata = manifest["metadata"] | {"namespace": cluster.namespace}
     title = f"{manifest['kind']} {metadata['name']}"
@@ -440,7 +448,7 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
         k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})}
         for k in ("labels", "annotations")
     }
-    changes = list(differences(existing["spec"], manifest["spec"], "spec"))
+    changes = list(describe_differences(existing["spec"], manifest["spec"], "spec"))
     if not changes and all(
         merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata
     ):
@@ -458,28 +466,30 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
         yield f"  and {len(changes) - 20} more"
 
 
-def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; list items have their
-    name or index."""
+def describe_differences(old: object, new: object, path: str) -> Iterator[str]:
+    """Yield each difference as a line such as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; a path
+    contains the name or index of a list item."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
-            yield from differences(old.get(key), new.get(key), f"{path}.{key}")
+            yield from describe_differences(old.get(key), new.get(key), f"{path}.{key}")
     elif isinstance(old, list) and isinstance(new, list):
-        old, new = ({_key(i, item): item for i, item in enumerate(items)} for items in (old, new))
-        yield from differences(old, new, path)
+        old, new = (
+            {_item_key(i, item): item for i, item in enumerate(items)} for items in (old, new)
+        )
+        yield from describe_differences(old, new, path)
     elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
         for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):
                 yield f"{path}: {line[0]} {cut(line[1:].strip())}"
     elif old != new:
-        yield f"{path}: {_short(old)} → {_short(new)}"
+        yield f"{path}: {_format_value(old)} → {_format_value(new)}"
 
 
-def _key(index: int, item: Any) -> str:
+def _item_key(index: int, item: object) -> str:
     if isinstance(item, dict) and "name" in item:
         return str(item["name"])
     return str(index)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: object) -> str:
     return cut("nothing" if value is None else to_json(value, ensure_ascii=False))

@@ -1,2 +1,1 @@
-"""Verification of the files of a dataset and of the weights of a model, which come from the object
-store."""
+"""Verification of datasets, weights and releases that were downloaded from the object store."""

@@ -1,10 +1,10 @@
-"""The list of a dataset's files, `dataset.files.json`: {path: {size, sha256}}. Its sha256 is the
-digest of the dataset.
+"""The list of a dataset's files, `dataset.files.json`: {path: {size, sha256}}.
 
     digest = record_files(folder)            # after the last file was written
     verify_dataset(folder, digest)           # before the first file is read
 
-So the digest changes if a byte or the name of a file changes, and if a file is added or removed.
+The sha256 of the list is the digest of the dataset, so the digest changes if a file is changed,
+renamed, added or removed.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from argolocal.common.json_text import to_json
 from rekindle.content import hashes
 from rekindle.errors import DataError
 
-FILES = "dataset.files.json"
+FILE_LIST = "dataset.files.json"
 MAX_NAMES = 3  # number of files that a message names
 REMEDY = (
     "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
@@ -41,11 +41,11 @@ def record_files(folder: Path) -> str:
     """Write the list of the files in `folder`, and return the digest of the dataset.
 
     Empty folders are removed: an object store does not keep them. Raises DataError if `folder`
-    contains something else than files and folders.
+    contains anything other than files and folders.
     """
     _remove_empty_folders(folder)
-    files = files_below(folder)
-    _reject_others(files, str(folder))
+    files = list_dataset_files(folder)
+    _reject_special_files(files, str(folder))
     contents = hashes.compute_sha256s(files.values())
 
     entries = {
@@ -53,7 +53,7 @@ def record_files(folder: Path) -> str:
         for (name, path), sha256 in zip(files.items(), contents, strict=True)
     }
     text = to_json(entries, indent=0, sort_keys=True) + "\n"
-    (folder / FILES).write_text(text)
+    (folder / FILE_LIST).write_text(text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -65,13 +65,13 @@ def _remove_empty_folders(folder: Path) -> None:
                 os.rmdir(path)
 
 
-def files_below(folder: Path) -> dict[str, Path]:
-    """Return the files of a dataset by their path in it, except the list itself.
+def list_dataset_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a dataset, except the list, by their path relative to `folder`.
 
     Also what a dataset may not contain, such as empty folders (hashes.paths_below).
     """
-    files = hashes.paths_below(folder)
-    files.pop(FILES, None)
+    files = hashes.list_paths(folder)
+    files.pop(FILE_LIST, None)
     return files
 
 
@@ -85,8 +85,7 @@ def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
     """Raise DataError if a file in `folder` was changed, added or removed since the list was
     written, or if an empty folder was added.
 
-    `digest`: the digest that the dataset must have (empty: any); `address`: its address for the
-    message.
+    `digest`: expected digest (empty: any); `address`: address of the dataset for messages.
     """
     address = address or str(folder)
     data = _read_list(folder, address)
@@ -94,14 +93,14 @@ def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
     actual_digest = hashlib.sha256(data).hexdigest()
     if digest and actual_digest != digest:
         raise DataError(
-            f"{address}/{FILES} has the sha256 {actual_digest}, but the digest of the dataset is"
-            f" {digest}: it is another dataset, or its list of files was changed. Pass the digest"
-            f" that `prepare` returned. Or: {REMEDY}"
+            f"{address}/{FILE_LIST} has the sha256 {actual_digest}, but the digest of the dataset"
+            f" is {digest}: it is another dataset, or its list of files was changed. Pass the"
+            f" digest that `prepare` returned. Or: {REMEDY}"
         )
 
-    files = files_below(folder)
-    _reject_others(files, address)
-    stamp = hashes.stamp([folder / FILES, *files.values()])
+    files = list_dataset_files(folder)
+    _reject_special_files(files, address)
+    stamp = hashes.compute_stamp([folder / FILE_LIST, *files.values()])
     if hashes.is_verified(stamp):
         return
 
@@ -113,11 +112,11 @@ def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
 
 def _read_list(folder: Path, address: str) -> bytes:
     try:
-        return (folder / FILES).read_bytes()
+        return (folder / FILE_LIST).read_bytes()
     except OSError as error:
         raise DataError(
-            f"{address} is not a complete dataset: {FILES} with the hashes of its files is missing"
-            f" ({error.strerror}). Earlier versions of Rekindle did not write it. {REMEDY}"
+            f"{address} is not a complete dataset: {FILE_LIST} with the hashes of its files is"
+            f" missing ({error.strerror}). Earlier versions of Rekindle did not write it. {REMEDY}"
         ) from error
 
 
@@ -127,11 +126,11 @@ def _parse_list(data: bytes, address: str) -> dict[str, File]:
     except ValidationError as error:
         detail = error.errors()[0]
         raise DataError(
-            f"{address}/{FILES} is not a list of files ({detail['msg']}). {REMEDY}"
+            f"{address}/{FILE_LIST} is not a list of files ({detail['msg']}). {REMEDY}"
         ) from error
 
 
-def _reject_others(files: dict[str, Path], address: str) -> None:
+def _reject_special_files(files: dict[str, Path], address: str) -> None:
     names = [name for name, path in files.items() if not path.is_file()]
     if names:
         raise DataError(
@@ -145,13 +144,13 @@ def _reject_other_names(
 ) -> None:
     missing_names = sorted(recorded_files.keys() - files.keys())
     if missing_names:
-        raise DataError(f"{address}: {_join(missing_names)} of {FILES} is missing. {REMEDY}")
+        raise DataError(f"{address}: {_join(missing_names)} of {FILE_LIST} is missing. {REMEDY}")
 
     added_names = sorted(files.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{address}: {_join(added_names)} is not in {FILES}: it was added after the dataset was"
-            f" prepared. Remove it. Or: {REMEDY}"
+            f"{address}: {_join(added_names)} is not in {FILE_LIST}: it was added after the dataset"
+            f" was prepared. Remove it. Or: {REMEDY}"
         )
 
 
@@ -163,7 +162,7 @@ def _reject_other_contents(
         recorded_size = recorded_files[name].size
         if size != recorded_size:
             raise DataError(
-                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILES} (sha256"
+                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILE_LIST} (sha256"
                 f" {recorded_files[name].sha256}): it was changed after the dataset was prepared."
                 f" {REMEDY}"
             )
@@ -173,7 +172,7 @@ def _reject_other_contents(
         if sha256 != recorded_files[name].sha256:
             raise DataError(
                 f"{address}/{name} has the sha256 {sha256}, and {recorded_files[name].sha256} in"
-                f" {FILES}: it was changed after the dataset was prepared. {REMEDY}"
+                f" {FILE_LIST}: it was changed after the dataset was prepared. {REMEDY}"
             )
 
 

@@ -1,5 +1,5 @@
-"""The file `dataset.json` of a dataset or a release: facts that models need, and the digest of a
-release's dataset."""
+"""The file `dataset.json` of a dataset or release: the facts that models need and, in a release,
+the digest of the dataset."""
 
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ def dataset_facts(path: Path) -> dict[str, Any]:
     return dict(read_record(path).facts)
 
 
-def digest_of(path: Path) -> str:
+def read_dataset_digest(path: Path) -> str:
     """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
     return read_record(path).digest or read_digest(path)
 
 
-def data_until(path: Path) -> str:
+def read_data_until(path: Path) -> str:
     """Return the fact `data_until` of a dataset or release directory, or ""."""
     if (path / DATASET).exists():
         return str(dataset_facts(path).get("data_until", ""))

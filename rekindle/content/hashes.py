@@ -1,4 +1,4 @@
-"""Hashes of files, and a mark of files that this process has already verified."""
+"""Hashes of files, and the record of files that this process has already verified."""
 
 import hashlib
 from collections import Counter
@@ -21,11 +21,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def paths_below(folder: Path) -> dict[str, Path]:
-    """Return everything below a folder except folders with content, by its path in it.
+def list_paths(folder: Path) -> dict[str, Path]:
+    """Return all paths below a folder, except folders with content, by relative path.
 
-    A link to a folder is not followed: it is an entry of its own, like a pipe, a broken link or an
-    empty folder.
+    A link to a folder is returned and not followed. Pipes, broken links and empty folders are
+    returned, too.
     """
     paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
     return {path.relative_to(folder).as_posix(): path for path in paths}
@@ -80,14 +80,13 @@ def _follow_links(
 
 
 def compute_sha256s(paths: Iterable[Path]) -> list[str]:
-    """Return the sha256 of each file; several files are read at the same time."""
+    """Return the sha256 of each file; read several files in parallel."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(file_sha256, paths))
 
 
-def stamp(paths: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of files, which changes if one of the files is
-    written."""
+def compute_stamp(paths: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes and times of files: it changes when a file is written."""
     lines = []
     for path in paths:
         status = path.stat()
@@ -103,5 +102,5 @@ def is_verified(files_stamp: str) -> bool:
 
 
 def mark_verified(files_stamp: str) -> None:
-    """Note that this process has verified the files with this stamp."""
+    """Record that this process has verified the files with this stamp."""
     _verified_stamps.add(files_stamp)

@@ -1,8 +1,4 @@
-"""The manifest that a run records in its parameter `manifest`, as a type that only a valid manifest
-has.
-
-    manifest = unpack_manifest(parameter)       # raises InvalidDocument
-"""
+"""Parse and validate the manifest that a run records in its parameter `manifest`."""
 
 from typing import Any
 
@@ -68,7 +64,8 @@ class Manifest(_Object):
 
 
 def unpack_manifest(parameter: str) -> dict[str, Any]:
-    """Return the manifest in the parameter; {} for an empty parameter. Raises InvalidDocument."""
+    """Return the manifest in the value of the parameter; {} for an empty value. Raises
+    InvalidDocument."""
     if not parameter:
         return {}
     try:
@@ -79,7 +76,7 @@ def unpack_manifest(parameter: str) -> dict[str, Any]:
 
 
 def parse_manifest(text: str) -> dict[str, Any]:
-    """Return the manifest of a JSON text. Raises InvalidDocument."""
+    """Return the manifest in a JSON text. Raises InvalidDocument."""
     try:
         manifest = loads(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Files of a release that are read one at a time from the object store, compared with the hash in
-the release's key.
+"""Read single files of a release from the object store, and compare them with the hash in the key
+of the release.
 
-contents = read_verified(store, "releases/fraud/0123456789ab", ["model.json", "model.safetensors"])
+    read_verified(store, "releases/fraud/0123456789ab", ["model.json", "model.safetensors"])
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from rekindle.content.hashes import compute_sha256s, paths_below
+from rekindle.content.hashes import compute_sha256s, list_paths
 from rekindle.documents import Sealed, name_field, read_object
 from rekindle.errors import DataError, NotFound
 from rekindle.keys import CURVE, ORIGIN
@@ -21,17 +21,17 @@ from rekindle.names import ArtifactKey, Digest, show
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RECORD = "release.json"
+RELEASE_RECORD = "release.json"
 VERDICT = "verdict.json"
 REFERENCE = "reference.json"  # histograms of the test rows
 MLMODEL = "MLmodel"
 INPUT_EXAMPLE = "input_example.json"
 SERVING_EXAMPLE = "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
-# files outside of the hash; release.json has the sha256 of these
-DESCRIBED = (REFERENCE, ORIGIN, CURVE)
+# files that the hash in the key does not cover; release.json contains their sha256
+DESCRIBED_FILES = (REFERENCE, ORIGIN, CURVE)
 # MLflow adds the last file to a release that it downloads
-DESCRIBING = {RECORD, VERDICT, *DESCRIBED, "registered_model_meta"}
+UNHASHED_FILES = {RELEASE_RECORD, VERDICT, *DESCRIBED_FILES, "registered_model_meta"}
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 HASH_LENGTH = 12
 REMEDY = "Release the model again."
@@ -39,9 +39,9 @@ Sha256 = Annotated[str, name_field(Digest)]
 
 
 class FileHashes(Sealed):
-    """release.json, as far as it has the sha256 of each file.
+    """The part of release.json with the sha256 of each file.
 
-    `files`: the files that are loaded; `described`: of DESCRIBED, those that the release has.
+    `files`: the files that the hash in the key covers; `described`: the files in DESCRIBED.
     """
 
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
@@ -49,14 +49,15 @@ class FileHashes(Sealed):
 
 
 def is_release(key: str) -> bool:
-    """True if a key is releases/NAME/HASH."""
+    """Return True if a key has the form releases/NAME/HASH."""
     return ArtifactKey.matches(key) and RELEASE_KEY.fullmatch(key) is not None
 
 
 def reject_other_folder(key: str, address: str) -> None:
-    """Raise DataError unless a key, such as a tag of MLflow, is that of a release.
+    """Raise DataError unless `key`, for example from a tag in MLflow, is the key of a release.
 
-    Without the hash at its end, a change of release.json and the files would not be noticed.
+    Without the hash at the end of the key, a change of both release.json and a file would not be
+    detected.
     """
     if not is_release(key.rstrip("/")):
         raise DataError(
@@ -66,22 +67,21 @@ def reject_other_folder(key: str, address: str) -> None:
 
 
 def content_hash(hashes: Mapping[str, str]) -> str:
-    """Return the last part of the key of a release with these files: the hash of their names and
-    contents."""
+    """Return the hash of the names and contents of files: the last part of the release's key."""
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
 
 
 def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
-    """Raise DataError if the key of a release ends with another hash than that of its files.
+    """Raise DataError if the hash at the end of a release's key is not the hash of its files.
 
-    `key`: "" for a release that MLflow has downloaded.
+    `key`: "" for a release that MLflow has downloaded, whose key is unknown.
     """
     actual = content_hash(hashes)
     if key and not key.endswith(f"/{actual}"):
         raise DataError(
-            f"{address.rstrip('/')}/{RECORD} was changed since the release: the hash of its files"
-            f" is {actual}. {REMEDY}"
+            f"{address.rstrip('/')}/{RELEASE_RECORD} was changed since the release: the hash of its"
+            f" files is {actual}. {REMEDY}"
         )
 
 
@@ -89,7 +89,7 @@ def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, b
     """Return the content of some files of a release. Raises NotFound, or DataError if one of them
     was changed."""
     reject_other_folder(key, store.uri(key))
-    record = read_object(FileHashes, store, f"{key}/{RECORD}")
+    record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     reject_other_hash(key, record.files, store.uri(key))
     hashes = {**record.files, **record.described}
 
@@ -104,29 +104,30 @@ def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, b
         if actual != hashes[name]:
             raise DataError(
                 f"{store.uri(key)}/{name} changed since the release (sha256 {actual}, and"
-                f" {hashes[name]} in {RECORD}). {REMEDY}"
+                f" {hashes[name]} in {RELEASE_RECORD}). {REMEDY}"
             )
 
     return contents
 
 
 def read_described(store: "Store", key: str, name: str) -> bytes:
-    """Return the content of one of DESCRIBED. Raises NotFound, or DataError if it was changed.
+    """Return the content of a file in DESCRIBED. Raises NotFound, or DataError if it was changed.
 
-    Earlier versions of Rekindle did not record its sha256.
+    The file is not verified if an earlier version of Rekindle, which did not record its sha256, has
+    written the release.
     """
-    record = read_object(FileHashes, store, f"{key}/{RECORD}")
+    record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     if name in record.described:
         return read_verified(store, key, [name])[name]
     return store.get(f"{key}/{name}")
 
 
 def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) -> None:
-    """Raise DataError if a file of a release is missing, was added, or has another content.
+    """Raise DataError if a file of a release is missing, was added, or was changed.
 
-    `recorded`: {file: sha256}, of at least the files that are loaded.
+    `recorded`: {file: sha256} of at least all files that the hash in the key covers.
     """
-    files = paths_below(folder)
+    files = list_paths(folder)
 
     missing_names = sorted(name for name in recorded if name not in files)
     if missing_names:
@@ -136,7 +137,7 @@ def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) 
 
     # earlier versions of Rekindle did not hash the files of MLflow
     unhashed_names = set() if MLMODEL in recorded else MLFLOW_FILES
-    known_names = recorded.keys() | DESCRIBING | unhashed_names
+    known_names = recorded.keys() | UNHASHED_FILES | unhashed_names
     added_names = sorted(files.keys() - known_names)
     if added_names:
         raise DataError(
@@ -148,7 +149,8 @@ def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) 
     damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
     if damaged:
         digests = ", ".join(
-            f"sha256 {sha256}, and {recorded[name]} in {RECORD}" for name, sha256 in damaged.items()
+            f"sha256 {sha256}, and {recorded[name]} in {RELEASE_RECORD}"
+            for name, sha256 in damaged.items()
         )
         raise DataError(
             f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}"

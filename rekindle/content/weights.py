@@ -1,4 +1,4 @@
-"""The description of a trained model, `model.json`, and the comparison of its sha256 with
+"""The description of a trained model, `model.json`, and the verification of its weights,
 `model.safetensors`."""
 
 import hashlib
@@ -13,7 +13,7 @@ from rekindle.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 REMEDY = (
     "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it"
     " is a release, release it again."
@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def parse_description(data: bytes | str, address: str) -> ModelFile:
-    """Return the content of a model.json. Raises DataError."""
+    """Parse the content of model.json. Raises DataError."""
     try:
         return parse(ModelFile, data, address, REMEDY)
     except InvalidDocument as error:
@@ -29,7 +29,7 @@ def parse_description(data: bytes | str, address: str) -> ModelFile:
 
 
 def read_description(folder: Path) -> ModelFile:
-    """Return the content of model.json of a trained model. Raises DataError."""
+    """Read model.json in the folder of a trained model. Raises DataError."""
     try:
         return read_file(ModelFile, folder / MODEL_FILE, REMEDY)
     except InvalidDocument as error:
@@ -37,26 +37,26 @@ def read_description(folder: Path) -> ModelFile:
 
 
 def verify_weights(folder: Path, address: str = "") -> ModelFile:
-    """Return the description of the model in `folder`. Raises DataError unless its weights have the
-    described sha256.
+    """Return the description of the model in `folder`. Raises DataError unless the weights have the
+    sha256 in the description.
 
-    `address`: address of the model for the message.
+    `address`: address of the model for messages.
     """
     description = read_description(folder)
 
-    file = folder / WEIGHTS
+    file = folder / WEIGHTS_FILE
     if not file.is_file():
         raise DataError(
-            f"{address or folder} is not a trained model: {WEIGHTS} is missing. {REMEDY}"
+            f"{address or folder} is not a trained model: {WEIGHTS_FILE} is missing. {REMEDY}"
         )
 
-    stamp = hashes.stamp([file, folder / MODEL_FILE])
+    stamp = hashes.compute_stamp([file, folder / MODEL_FILE])
     if not hashes.is_verified(stamp):
         reject_other_weights(
             description.sha256,
             _tensors_sha256(file),
             lambda: hashes.file_sha256(file),
-            f"{address or folder}/{WEIGHTS}",
+            f"{address or folder}/{WEIGHTS_FILE}",
         )
         hashes.mark_verified(stamp)
 
@@ -66,10 +66,10 @@ def verify_weights(folder: Path, address: str = "") -> ModelFile:
 def reject_other_weights(
     expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], address: str
 ) -> None:
-    """Raise DataError unless the sha256 of weights is the described one.
+    """Raise DataError unless the weights have the sha256 `expected_sha256`.
 
-    `tensors_sha256`: `weights_sha256` of the weights. `hash_file` returns the sha256 of the file: a
-    program of another framework may write this sha256 into model.json.
+    The expected sha256 may be `tensors_sha256`, the result of `weights_sha256`, or the sha256 of
+    the file, which `hash_file` returns: a step with another framework may record the latter.
     """
     if tensors_sha256 == expected_sha256:
         return
@@ -84,8 +84,8 @@ def reject_other_weights(
 
 
 def _tensors_sha256(file: Path) -> str:
-    """Return the `weights_sha256` of a file; "" if it does not contain tensors, but weights of
-    another framework."""
+    """Return the `weights_sha256` of a safetensors file; "" if the file has the format of another
+    framework."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -107,11 +107,11 @@ def _sha256(tensors: "Iterable[tuple[str, Tensor]]") -> str:
     for name, tensor in tensors:
         value = tensor.detach().cpu()
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(raw(value))
+        digest.update(tensor_bytes(value))
     return digest.hexdigest()
 
 
-def raw(tensor: "Tensor") -> memoryview:
+def tensor_bytes(tensor: "Tensor") -> memoryview:
     """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
     import torch
 

@@ -33,7 +33,7 @@ from argolocal.language.substitute import substitute
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.content.dataset import FILES
+from rekindle.content.dataset import FILE_LIST
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, live_view
 from rekindle.demo.watched_training import COORDINATOR, DemoCluster, Training
 from rekindle.errors import NotFound
@@ -144,7 +144,7 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
         "workload": config.workload,
         "data": config.data.model_dump(mode="json"),
         # earlier versions of Rekindle wrote datasets without this list
-        "list": FILES,
+        "list": FILE_LIST,
     }
     sha256 = hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()
     prefix = f"demo/{sha256[:12]}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from argolocal.manifest.types import Object
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.cluster_nodes import Node, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster
@@ -22,7 +22,7 @@ def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         nodes = []
         note = f"; not compared with the nodes of the cluster: {error}"
 
-    for name in DEFAULTS:
+    for name in POD_DEFAULTS:
         settings = config.pod(name)
         settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
         try:

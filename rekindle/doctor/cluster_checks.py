@@ -22,7 +22,7 @@ from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.train_job import TRAINER_VERSION
-from rekindle.blocks.presets import presets
+from rekindle.blocks.presets import read_presets
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import platform, queue
 from rekindle.cluster.cluster_nodes import ALL_PODS
@@ -283,7 +283,7 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
 
             yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
     elif scheduler:
-        expected_name = presets()["gang"][scheduler]["pods"]["schedulerName"]
+        expected_name = read_presets()["gang"][scheduler]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
             container = operator["spec"]["containers"][0]
             flag = "--gang-scheduler-name"
@@ -337,7 +337,7 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
     rules = [
         rule
-        for rule in platform.rules()
+        for rule in platform.list_permissions()
         if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"
     ]
 
@@ -348,7 +348,7 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         kinds = {kind for names in BACKEND_KINDS[config.backend].values() for kind in names}
         rules += [
             rule
-            for rule in platform.rules("frameworks")
+            for rule in platform.list_permissions("frameworks")
             if rule[0] in needed_groups and rule[1] in kinds
         ]
         remedy = remedy.replace("...", "--with frameworks ...")
@@ -490,7 +490,7 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
     of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)(DOCTOR, train, config, [])
-    of_workflow = to_json(pods.OF_WORKFLOW)[1:-1]
+    of_workflow = to_json(pods.WORKFLOW_LABEL)[1:-1]
     name = f'"{NAME_LABEL}": "{DOCTOR}"'
     return json.loads(to_json(job).replace(of_workflow, name))
 

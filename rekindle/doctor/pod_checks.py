@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 
 from argolocal.manifest.types import Object
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
 from rekindle.errors import Check
@@ -35,7 +35,7 @@ def checks_from_pod(
 ) -> Iterator[Check]:
     """Check the images, the object store and MLflow. Raises ApiError."""
     images = dict.fromkeys(
-        [config.pod("train").image, *(config.pod(name).image for name in DEFAULTS)]
+        [config.pod("train").image, *(config.pod(name).image for name in POD_DEFAULTS)]
     )
 
     containers = {

@@ -85,8 +85,8 @@ class LocalCluster(cluster.LocalCluster):
         }
 
     def _webhook(self) -> dict[str, str]:
-        """Return the notification URL: $NOTIFY_URL, else the content of `notify-url` in the home
-        directory."""
+        """Return the notification URL: $NOTIFY_URL or, if it is not set, the content of
+        `notify-url` in the home directory."""
         file = self.home / "notify-url"
         url = self.services.environ.get(NOTIFY_URL) or (
             file.read_text().strip() if file.exists() else ""
@@ -96,7 +96,7 @@ class LocalCluster(cluster.LocalCluster):
         return {}
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """Return the object store of the pods, or the store that an artifact names. Raises
+        """Return the object store of the pods; with `s3`, the store that an artifact names. Raises
         ConfigError, KeyError."""
         from rekindle.storage import Store
 

@@ -1,4 +1,5 @@
-"""Local objects that `rekindle rollback` and `rekindle scale` change."""
+"""The Kubernetes objects of this machine that `rekindle rollback` and `rekindle scale` read and
+change."""
 
 from argolocal.controllers.kubectl import apply_patch
 from argolocal.manifest.types import Object
@@ -23,7 +24,7 @@ class LocalObjects:
         ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch; a dry run does nothing, as no admission check exists here. Raises
-        Conflict."""
+        """Apply a merge patch. A dry run does nothing, since this machine has no admission checks.
+        Raises Conflict."""
         if not dry_run:
             self.controllers[kind].patch(name, lambda now: apply_patch(now, change, "merge"))

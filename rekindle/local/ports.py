@@ -18,7 +18,8 @@ PORTS_TO_TRY = 100
 
 
 def usable_port(cluster: Cluster, default: int) -> int:
-    """Return the first port from `default` that is free for all pods; `default` if none is free."""
+    """Return the first port at or above `default` that is free for all pods; `default` if none
+    is."""
     # no pod has this name, so only a program that listens on all addresses can be at this address
     address = cluster.address("no-pod")
     return next(
@@ -38,7 +39,7 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> Object:
-    """Return a training job whose pods meet at a usable port, unless the job names its port.
+    """Return a training job whose pods use a free port, unless the job sets its port.
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """
@@ -70,7 +71,7 @@ def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> 
 
 
 def move_server_port(cluster: Cluster, deployment: Object) -> Object:
-    """Return a Deployment whose server listens at a usable port, if its arguments have a flag
+    """Return a Deployment whose server listens on a free port, if its arguments contain
     `--port=PORT`."""
     moved = copy.deepcopy(deployment)
 
@@ -90,8 +91,8 @@ def move_server_port(cluster: Cluster, deployment: Object) -> Object:
 
 
 def move_service_port(cluster: Cluster, service: Object) -> Object:
-    """Return a headless Service at a usable port: clients read the port from the environment of
-    their pod."""
+    """Return a headless Service with a free port, which clients read from the environment of their
+    pod."""
     ports = [
         {**entry, "port": usable_port(cluster, entry["port"])} for entry in service["spec"]["ports"]
     ]

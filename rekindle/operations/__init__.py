@@ -1,1 +1,2 @@
-"""Forecast, reproduce, repeat, reuse, roll back, scale and remove runs, as the commands ask."""
+"""The actions of the commands on runs: forecast, reproduce, backfill, reuse, roll back, scale,
+remove."""

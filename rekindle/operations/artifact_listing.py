@@ -1,4 +1,4 @@
-"""Artifacts of runs and input data in the object store of this machine."""
+"""List, fetch and upload artifacts and input data in the object store of this machine."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,8 +11,8 @@ from rekindle.release.retention.ownership import key_of
 
 
 def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
-    """Return the artifacts of a run, with their number of files and bytes. Raises ConfigError
-    without artifacts."""
+    """Return the artifacts of a run, with their number of files and bytes. Raises ConfigError if
+    the run has no artifacts."""
     prefix = f"{run}/"
     files = Counter[str]()
     sizes = Counter[str]()
@@ -51,11 +51,8 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
 
 
 def put(home: Path, path: Path, uri: str) -> str:
-    """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs); returns
-    the URI.
-
-    Raises ConfigError.
-    """
+    """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs), and
+    return the URI. Raises ConfigError."""
     if not path.exists():
         siblings = {str(sibling) for sibling in path.parent.glob("*")}
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9`
-loses nothing.
+"""Run the missed runs of a schedule, several at a time. All state is in the runs, so an interrupted
+backfill can be repeated.
 
-The models of such runs are evaluated and recorded, but never released: the gate reads the parameter
-`backfill`.
+The models of these runs are evaluated and recorded, but the gate never releases them, because of
+the workflow parameter `backfill`.
 """
 
 import subprocess
@@ -37,8 +37,8 @@ def backfill(
     parallel: int,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Execute the runs, `parallel` at a time; return a row per run, in order. A failure does not
-    stop other runs."""
+    """Execute the runs, `parallel` at a time, and return a row per run, in order. A failed run does
+    not stop the others."""
 
     def run_one(run: MissedRun) -> dict[str, Any]:
         log(f"{run.name} is the run of {run.time:%Y-%m-%d %H:%M} UTC")
@@ -56,8 +56,8 @@ def backfill(
 
 
 def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, Any]:
-    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it
-    cannot start."""
+    """Start or resume a missed run on this machine, and return its final status. Raises ConfigError
+    if the run cannot start."""
     files = RunFiles(home, run.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
@@ -65,13 +65,13 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
     is_tried = False
 
     while True:
-        # another backfill runs it, or a killed backfill has left it running
+        # another backfill executes this run, or a killed backfill has left it running
         if files.runner():
             time.sleep(POLL_INTERVAL_S)
             continue
 
         is_created = (files.root / MANIFEST_FILE).exists()
-        # the name has only the start of the hash
+        # the name contains only the start of the hash, so compare all of it
         if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
                 f"{run.name} belongs to another config: remove the run (`rekindle prune`), or"
@@ -94,12 +94,12 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
             arguments = _first_run(home, manifest, run)
         _rekindle(log, *arguments)
 
-        # else another backfill has started the run at the same time
+        # a runner exists if another backfill has started the run at the same time
         is_tried = not files.runner()
 
 
 def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
-    """Write the manifest of a missed run, and return the command that runs it."""
+    """Write the manifest of a missed run, and return the arguments of `rekindle` that run it."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
     file = home / FOLDER / f"{run.name}.json"
     write_atomically(file, to_json(manifest | {"metadata": metadata | {"name": run.name}}))
@@ -124,7 +124,7 @@ def _rekindle(log: Path, *arguments: str) -> None:
 
 
 def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str, Any]:
-    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError,
+    """Submit or resume a missed run, wait for its end, and return its status. Raises ConfigError,
     ApiError."""
     try:
         existing = cluster.find(workflows.WORKFLOWS, run.name)
@@ -133,7 +133,7 @@ def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str,
             workflow["metadata"]["name"] = run.name
             workflows.submit(cluster, workflow)
         elif (existing.get("status") or {}).get("phase") in FAILED:
-            workflows.resume(cluster, run.name)
+            workflows.resume_run(cluster, run.name)
     except (ApiError, ConfigError):
         # another backfill may have submitted or resumed the run at the same time
         existing = cluster.find(workflows.WORKFLOWS, run.name)
@@ -141,7 +141,7 @@ def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str,
             raise
 
     while True:
-        status = workflows.read(cluster, run.name).get("status") or {}
+        status = workflows.read_run(cluster, run.name).get("status") or {}
         if status.get("phase") in COMPLETED:
             return status
         time.sleep(CLUSTER_POLL_INTERVAL_S)
@@ -158,7 +158,7 @@ def select_executor(
         return partial(run_here, home, manifest)
 
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
-    if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
+    if annotations.get(workflows.SHA256_ANNOTATION) != manifest_sha256(manifest):
         raise ConfigError(
             f"the schedule {schedule} on the cluster has another config: apply the given config"
             " with `rekindle schedule CONFIG` first, or give the config of the schedule."

@@ -1,4 +1,4 @@
-"""Cached results of earlier runs: looked up for a run, listed and pruned."""
+"""Look up cached results for a new run, list them, and prune them."""
 
 import os
 import time
@@ -16,20 +16,23 @@ from rekindle.local.services.services import BUCKET
 from rekindle.local.services.stored_files import StoredFiles
 
 if TYPE_CHECKING:
+    from rekindle.cache.entries import Entry
+    from rekindle.cache.key import OpenBucket
     from rekindle.storage import Store
 
 
 def add_cached(
     home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
 ) -> dict[str, str]:
-    """Return `parameters` of a run on this machine with the cached results of its tasks."""
+    """Return the parameters of a run on this machine, extended by the cached results of its
+    tasks."""
     if not _uses_cache(manifest, parameters):
         return parameters
 
     set_bucket()
     cluster = LocalCluster(home)
 
-    def open_bucket(name: str) -> Any:
+    def open_bucket(name: str) -> "Store":
         return cluster.store({"bucket": name})
 
     return _look_up(manifest, parameters, reuse, cluster.store(), open_bucket)
@@ -38,11 +41,8 @@ def add_cached(
 def add_cached_on_cluster(
     manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
 ) -> dict[str, str]:
-    """Return `parameters` and the cached results that are in the bucket S3_BUCKET, for a run on a
-    cluster.
-
-    Without S3_BUCKET, pods look the results up.
-    """
+    """Return the parameters of a run on a cluster, extended by the cached results in the bucket
+    S3_BUCKET. Without S3_BUCKET, the pods look up the results."""
     if not _uses_cache(manifest, parameters):
         return parameters
     if reuse and not os.environ.get(S3_BUCKET):
@@ -55,17 +55,16 @@ def add_cached_on_cluster(
 
 
 def set_bucket() -> None:
-    """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3://
-    URIs."""
+    """Set S3_BUCKET as in the pods of this machine, so that s3:// URIs of input data mean the same
+    here."""
     os.environ.setdefault(S3_BUCKET, BUCKET)
 
 
 def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
-    """Return the object store for a reader that starts and writes nothing; None without S3_BUCKET
-    of a cluster.
+    """Return the object store for reading, without starting a service. Raises ConfigError.
 
-    The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises
-    ConfigError.
+    The embedded store is read from its files, unless S3_ENDPOINT_URL names another store. Return
+    None for a cluster if S3_BUCKET is not set.
     """
     if on_cluster or os.environ.get(S3_ENDPOINT_URL):
         from rekindle.storage import Store
@@ -79,18 +78,18 @@ def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") ->
 
 
 def entries(home: Path) -> list[dict[str, Any]]:
-    """Return the table of cached results, newest first."""
+    """Return a row for each cached result, newest first."""
     from rekindle.cache import entries
 
     newest_first = sorted(
-        entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made
+        entries.read_entries(LocalCluster(home).store()), key=lambda entry: -entry.made
     )
     return [_row(entry) for entry in newest_first]
 
 
 def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
-    """Return invalid and surplus cache entries; delete them and unused lists of files if
-    `delete`."""
+    """Return a row for each invalid or surplus cache entry; with `delete`, delete these entries and
+    unused lists of code files."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
 
@@ -98,7 +97,7 @@ def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, An
     stale = entries.list_stale(store, keep, days)
 
     if delete:
-        entries.remove(store, [entry for entry, _ in stale])
+        entries.remove_entries(store, [entry for entry, _ in stale])
         remove_unused_code(store)
 
     return [_row(entry) | {"why": reason} for entry, reason in stale]
@@ -118,7 +117,7 @@ def _look_up(
     parameters: dict[str, str],
     reuse: bool,
     store: "Store | None",
-    open_bucket: Any,
+    open_bucket: "OpenBucket | None",
 ) -> dict[str, str]:
     from rekindle.cache import lookup
 
@@ -129,16 +128,16 @@ def _look_up(
                 manifest, parameters, store, on_cluster=open_bucket is None, open_bucket=open_bucket
             )
     except RekindleError as error:
-        say(f"the cache is unavailable, so everything is computed: {error}")
+        say(f"the cache is unavailable, so every step runs: {error}")
 
     cached_tasks = [f"{item.task} ({item.entry.at})" for item in results if item.entry]
     if cached_tasks:
-        say(f"cached: {', '.join(cached_tasks)}; --no-cache computes them again")
+        say(f"cached: {', '.join(cached_tasks)}; --no-cache runs them again")
 
     return parameters | {CACHED: lookup.cached_parameter(manifest, results, reuse)}
 
 
-def _row(entry: Any) -> dict[str, Any]:
+def _row(entry: "Entry") -> dict[str, Any]:
     size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
     return {
         "key": entry.key[:12],

@@ -1,4 +1,4 @@
-"""The runs that a schedule would have started between two days, and their results."""
+"""The runs that a schedule should have started between two days, and their results."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -8,12 +8,13 @@ from argolocal.language.gofmt import timestamp
 from argolocal.manifest import cron
 from argolocal.view.summary import Status
 from rekindle.blocks.manifest.config import Config
-from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED
+from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED_TIME
 from rekindle.errors import ConfigError
 from rekindle.operations import results
 
 BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-# characters of the manifest hash in a name: so the name is as long as that of a scheduled run
+# number of characters of the manifest hash in a name, so that the name is as long as the name of a
+# scheduled run
 HASH_LENGTH = 3
 
 
@@ -26,14 +27,13 @@ class MissedRun:
 
     @property
     def parameters(self) -> dict[str, str]:
-        return {SCHEDULED: timestamp(self.time.timestamp()), BACKFILL: "true"}
+        return {SCHEDULED_TIME: timestamp(self.time.timestamp()), BACKFILL: "true"}
 
     def row(self, status: Status) -> dict[str, Any]:
-        """Return the result of the run; it depends on manifest, data and champion, not on
-        interruptions."""
+        """Return the result of the run as a row of the table of `rekindle backfill`."""
         outputs = results.parameters(status)
         return {
-            "scheduled": self.parameters[SCHEDULED],
+            "scheduled": self.parameters[SCHEDULED_TIME],
             "workflow": self.name,
             "phase": status.get("phase") or "Pending",
             "gate": _gate_result(status),
@@ -46,11 +46,8 @@ class MissedRun:
 def missed_runs(
     config: Config, manifest_hash: str, first: date, last: date, now: datetime
 ) -> list[MissedRun]:
-    """Return the scheduled runs on the days from `first` to `last` (of the schedule's time zone),
-    oldest first.
-
-    Raises ConfigError without runs, or with runs in the future.
-    """
+    """Return the scheduled runs on the days from `first` to `last` (in the schedule's time zone),
+    oldest first. Raises ConfigError if there are none, or if one is in the future."""
     if first > last:
         raise ConfigError(f"--from is {first}, which is after --to, {last}: exchange the two days.")
 
@@ -76,7 +73,8 @@ def missed_runs(
 
 
 def _gate_result(status: Status) -> str | None:
-    """Return the result of the gate; None without an evaluation, or if several differ."""
+    """Return the result of the gate; None if the run has no evaluation, or several with different
+    results."""
     nodes = (status.get("nodes") or {}).values()
     outputs = [
         output for node in nodes for output in (node.get("outputs") or {}).get("parameters") or []

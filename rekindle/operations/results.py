@@ -24,10 +24,10 @@ VERDICTS = {
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name, with the results of the only
-    evaluation.
+    """Return the global outputs of the workflow (globalName), by name; if the run has exactly one
+    evaluation, include its results.
 
-    A rolled-back canary, and data that did not change, override the verdict.
+    A rolled-back canary and a source without new data override the verdict.
     """
     values = outputs(status)
     evaluations = list(_evaluations(status).values())
@@ -37,7 +37,7 @@ def parameters(status: Status) -> dict[str, str]:
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                # the run_id of the last step, if no global output has it
+                # if no global output is called run_id, the output of a step
                 values.setdefault("run_id", p["value"])
 
             if p["name"] == "canary" and verdict == "taken back":
@@ -58,7 +58,7 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
 
 
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cost of a run in words and by task; {} if its manifest has no prices."""
+    """Return the costs of a run, as a sentence and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs
 
@@ -67,7 +67,7 @@ def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, last verdict, reason and metrics, and the version of a
+    """Return a row for each evaluation: task, last verdict, reason, metrics, and the version of a
     released model."""
     versions = {release.evaluation: release.version for release in releases(status)}
     rows = [
@@ -78,8 +78,8 @@ def verdicts(status: Status) -> list[dict[str, Any]]:
 
 
 def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
-    """Return verdict, reason and metrics of each evaluation, by task and loop item; a repetition
-    replaces them."""
+    """Return the verdict, reason and metrics of each evaluation, by task and loop item; a repeated
+    evaluation replaces the earlier one."""
     all_nodes = list((status.get("nodes") or {}).values())
     nodes = [node for node in all_nodes if node.get("type") == "Pod"]
     rows: dict[tuple[str, str], dict[str, str]] = {}
@@ -98,7 +98,7 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the metrics of the candidate by name, None for NaN or infinity; {} without an
+    """Return the metrics of the candidate by name, with None for NaN or infinity; {} without an
     evaluation."""
     try:
         # a step of another program may write NaN
@@ -117,7 +117,7 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Release:
-    """A version that a step registered, and the evaluation of the model."""
+    """A model version that a step registered, and the task that evaluated the model."""
 
     model: str
     version: str
@@ -128,38 +128,36 @@ class Release:
 
 
 def releases(status: Status) -> list[Release]:
-    """Return the releases of a run, except those whose evaluation was repeated with another
+    """Return the releases of a run, except releases whose repeated evaluation had another
     verdict."""
     last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
 
-    found = []
+    registered = []
     for node in (status.get("nodes") or {}).values():
         values = _released(node)
         if values and node.get("phase") == "Succeeded" and node.get("type") == "Pod":
             model = values["model_uri"].split("/")[1]
-            found.append(Release(model, values["version"], _evaluation(node)))
+            registered.append(Release(model, values["version"], _evaluation(node)))
 
     return [
         release
-        for release in found
+        for release in registered
         if last_verdicts.get(release.evaluation, "release") == "release"
     ]
 
 
 def _released(node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the outputs of a step that registered a version, or {}; model_uri is
-    releases/NAME/HASH/."""
+    """Return the outputs of a step that registered a model version; {} for any other step."""
     values = outputs(node)
-    is_release = (
-        values.get("version") and "content" in values and values.get("model_uri", "").count("/") > 1
-    )
-    if is_release:
+    # releases/NAME/HASH/
+    has_release_key = values.get("model_uri", "").count("/") > 1
+    if values.get("version") and "content" in values and has_release_key:
         return values
     return {}
 
 
 def _evaluation(node: Mapping[str, Any]) -> str:
-    """Return the task whose report a step got, by the report's key RUN/TASK/report; "" if
+    """Return the task that wrote the input `report` of a step, from its key RUN/TASK/report; "" if
     unknown."""
     artifacts = (node.get("inputs") or {}).get("artifacts") or []
     keys = [
@@ -174,7 +172,7 @@ def _evaluation(node: Mapping[str, Any]) -> str:
 
 
 def exit_code(status: Status, is_rekindle: bool) -> int:
-    """Return the exit code of a completed run; 2 if a step of Rekindle rejected its config."""
+    """Return the exit code of a command for a completed run; 2 if a step rejected its config."""
     if status.get("phase") != "Succeeded":
         codes = {
             (node.get("outputs") or {}).get("exitCode")

@@ -1,12 +1,12 @@
-"""The retention on this machine, at the end of a run and by `rekindle prune`, and on a cluster by
-`rekindle prune`."""
+"""Apply the retention: on this machine at the end of each run, and on this machine or a cluster by
+`rekindle prune`. `rekindle/release/retention` decides what is removed."""
 
 import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,36 +32,38 @@ from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.cluster_retention import resumable_s
-from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, decide
+from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, RunRemoval, decide
 from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 
-# time from the look-up in the cache until a run on this machine exists, with a margin
+# lifetime of a claim on this machine: more than the time from a look-up in the cache to the start
+# of the run
 CLAIM_S = 7200.0
-# of runs of other machines
+# time for which runs of other machines may be resumed
 RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())
-DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine, for pipelines without limits
-REMOVED_FOLDER = "removed"  # folder in the home: remains of an interrupted removal
+DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
+REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
 
 
 @dataclass
 class Place:
-    """This machine, or a namespace: its runs, and the limits of each pipeline.
+    """This machine or a namespace, with its runs and the limits of each pipeline.
 
-    `shared`: other machines or namespaces may use the same MLflow and object store.
+    `shared`: True if other machines or namespaces may use the same MLflow and object store.
     """
 
     store: Store
     host: removal.Host
-    objects: Any  # with the method `deployments`
+    objects: ClusterObjects | LocalObjects
     runs: dict[str, Run] = field(default_factory=dict)
     limits: dict[str, RetentionConfig] = field(default_factory=dict)
     shared: bool = True
     removes_releases: bool = True
 
     def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Context]:
-        """Decide what to remove of `pipelines`. Raises StorageError, TrackingError."""
+        """Decide which runs and releases of `pipelines` to remove. Raises StorageError,
+        TrackingError."""
         claim_s = RESUMABLE_S if self.shared else CLAIM_S
         targets = self._targets if self.removes_releases else None
         context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
@@ -109,8 +111,8 @@ class Machine:
             files.close()
 
     def remove(self, run: str) -> None:
-        """Move the folder of the run away at once, then remove it: a part of the folder would look
-        like another run."""
+        """Remove the folder of the run. The folder is moved first, since a partly deleted folder
+        would look like another run."""
         files = RunFiles(self.home, run)
         if files.is_own_folder():
             (self.home / REMOVED_FOLDER).mkdir(exist_ok=True)
@@ -127,20 +129,20 @@ class Namespace:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
-        """Check that the workflow has not been resumed; a lock does not exist."""
+        """Yield True if the workflow has not been resumed. A cluster has no lock for it."""
         workflow = self.cluster.find(WORKFLOWS, run)
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
     def remove(self, run: str) -> None:
-        """Delete the workflow, unless it has the name of the run, but is not of Rekindle."""
+        """Delete the workflow, unless it was not created by Rekindle and only has the same name."""
         workflow = self.cluster.find(WORKFLOWS, run)
         if workflow and workflow_origin.is_rekindle(workflow):
-            workflows.delete(self.cluster, run)
+            workflows.delete_run(self.cluster, run)
 
 
 def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
-    """Apply the limits of a run's config to its pipeline on this machine. Errors are only
-    reported."""
+    """Apply the limits in the config of a completed run to its pipeline on this machine. Print
+    errors instead of raising them."""
     limits = _limits(workflow)
     pipeline = workflow_origin.pipeline_label(workflow)
     if limits == NO_LIMITS or not pipeline:
@@ -162,9 +164,9 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
         say(f"removed {counts(kept_tasks, len(plan.releases))} (config section retention)")
 
 
-def counts(kept_tasks: Iterable[Any], releases: int) -> str:
-    """Return the numbers of removed runs and releases in words; `kept_tasks`: for each run, the
-    tasks that stay."""
+def counts(kept_tasks: Iterable[Collection[str]], releases: int) -> str:
+    """Return the numbers of removed runs and releases in words. `kept_tasks`: the tasks of each run
+    whose artifacts are kept."""
     partial_removals = [bool(tasks) for tasks in kept_tasks]
     texts = [
         f"{n} {noun}{'s' * (n != 1)}"
@@ -179,9 +181,9 @@ def counts(kept_tasks: Iterable[Any], releases: int) -> str:
 def prune(
     home: Path, cluster: Cluster | None, options: Mapping[str, float | None], *, delete: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the runs and releases that exceed the limits; remove them if `delete`.
+    """Return the runs and releases that exceed the limits; with `delete`, remove them.
 
-    The newest run of each pipeline has the limits; `options` replace them.
+    The limits of a pipeline are in the config of its newest run; `options` override them.
     """
     with nullcontext() if cluster else _locked(home):
         place = _namespace(cluster) if cluster else _machine(home)
@@ -210,7 +212,7 @@ def prune(
     return {"runs": rows, "releases": releases}
 
 
-def _row(home: Path, store: Store, item: Any) -> dict[str, Any]:
+def _row(home: Path, store: Store, item: RunRemoval) -> dict[str, Any]:
     name = item.run.name
     root = RunFiles(home, name).root
 
@@ -232,7 +234,7 @@ def _size(store: Store, prefix: str) -> int:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Let only one process of this machine remove runs."""
+    """Hold the lock that lets only one process of this machine remove runs."""
     homes.make(home)
     with (home / "retention.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -248,7 +250,8 @@ def _machine(home: Path) -> Place:
     own_store = _is_embedded(local, "s3", addresses)
     own_mlflow = _is_embedded(local, "mlflow", addresses)
     place.shared = not (own_store and own_mlflow)
-    # homes that share an object store, but not MLflow, do not know each other's releases
+    # with a shared object store but separate MLflow servers, releases of other homes are unknown
+    # here
     place.removes_releases = own_store or not own_mlflow
 
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
@@ -272,7 +275,7 @@ def _machine(home: Path) -> Place:
             ended = _last_change(home, name, status)
 
         place.runs[name] = _run(name, workflow, ended, status["phase"])
-        # the limits are those of the newest run
+        # runs are listed newest first, so these are the limits of the newest run
         place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))
 
     return place
@@ -303,7 +306,7 @@ def _namespace(cluster: Cluster) -> Place:
 
 
 def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
-    """Return the time when a run ended, or when its runner was killed."""
+    """Return the time when a run ended; if its runner was killed, the time of the last event."""
     finished = status.get("finishedAt")
     if finished:
         return timestamp(finished)
@@ -314,18 +317,20 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
 
 
 def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    pipeline = workflow_origin.pipeline(workflow)
-    counted = not workflow_origin.parameter(workflow, BACKFILL)
+    pipeline = workflow_origin.pipeline_of(workflow)
+    counted = not workflow_origin.read_parameter(workflow, BACKFILL)
     uses = frozenset(reused_tasks(workflow).values())
     uid = str(workflow["metadata"].get("uid") or "")
     return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
 
 
 def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
-    """Return the section `retention` of a run's config, also of a workflow that refers to a
-    WorkflowTemplate."""
+    """Return the section `retention` of a run's config, which may be in the WorkflowTemplate of the
+    run."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
-    config = workflow_origin.config(workflow)
+    config = workflow_origin.read_config(workflow)
     if not config and stored_spec:
-        config = workflow_origin.config({"metadata": workflow["metadata"], "spec": stored_spec})
+        config = workflow_origin.read_config(
+            {"metadata": workflow["metadata"], "spec": stored_spec}
+        )
     return parse_section(RetentionConfig, config.get("retention") or {}, "retention")

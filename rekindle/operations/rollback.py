@@ -1,4 +1,4 @@
-"""`rekindle rollback`, on this machine or on a cluster."""
+"""Roll a model back to an earlier version, on this machine or on a cluster: `rekindle rollback`."""
 
 import os
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def rollback(
     seconds: float,
     report: Callable[[Result], None],
 ) -> None:
-    """Roll a model back to `version` (if empty: to the version before the champion), or finish an
+    """Roll a model back to `version` (empty: the version before the champion), or finish an
     interrupted rollback.
 
-    Calls `report`, then sends the notification that the config of the model asks for.
+    Then call `report`, and send a notification as configured in the run of the new champion.
     """
 
     def finish(result: Result) -> None:
@@ -73,14 +73,14 @@ def _notify(model: str, result: dict[str, str]) -> None:
 
 
 def _list(text: str) -> list[Any]:
-    """Return the list in a parameter of MLflow. Raises ConfigError."""
+    """Parse the list in the MLflow parameter notify.events. Raises ConfigError."""
     try:
         return [*loads(text)]
     except (ValueError, TypeError):
         raise ConfigError(f"notify.events of the run is {show(text)}: it must be a list.") from None
 
 
-def _objects(home: Path, cluster: Cluster | None) -> Any:
+def _objects(home: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
     if cluster:
         return ClusterObjects(cluster)
 

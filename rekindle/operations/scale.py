@@ -1,4 +1,4 @@
-"""`rekindle scale`, on this machine or on a cluster."""
+"""Change the number of workers of a training, on this machine or on a cluster: `rekindle scale`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rekindle.local.local_objects import LocalObjects
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
     """Set the number of workers of the training `task` of a run.
 
-    Raises ConfigError if this number cannot be changed.
+    Raises ConfigError if the training is not running, or may not have this number of workers.
     """
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)

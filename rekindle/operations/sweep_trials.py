@@ -1,6 +1,6 @@
-"""The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
+"""List the trials of a running or completed sweep, best first: `rekindle sweep --of RUN`.
 
-In a pod, this command prints the result of `trials_here` as JSON:
+For a run on a cluster, a pod runs this command, which prints the trials as JSON:
 
     python -m rekindle.operations.sweep_trials WORKFLOW SWEEP TARIFF
 """
@@ -48,7 +48,8 @@ class TrialsOfPod(Document):
 
 
 def trials_here(home: Path, name: str) -> Trials:
-    """Return the trials of a run on this machine, as rows and lines, and the use of the budget.
+    """Return the trials of a run on this machine, as rows and as lines of a table, and the used
+    budget.
 
     Raises ConfigError if the run is not a sweep.
     """
@@ -58,26 +59,26 @@ def trials_here(home: Path, name: str) -> Trials:
 
 
 def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
-    """Return the trials of a run on a cluster; a pod reads them. Raises ConfigError, ApiError,
+    """Return the trials of a run on a cluster, which a pod reads. Raises ConfigError, ApiError,
     RekindleError."""
     from rekindle.cluster import remote, workflows
 
-    workflow = workflows.read(cluster, name)
+    workflow = workflows.read_run(cluster, name)
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
     values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
     module = "rekindle.operations.sweep_trials"
-    return remote.ask(cluster, workflow, TrialsOfPod, module, name, *values).model_dump()
+    return remote.run_for_result(cluster, workflow, TrialsOfPod, module, name, *values).model_dump()
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
-    """Return the prices and the pod of the trials; None without prices."""
+    """Return the prices for the pods of the trials; None without prices."""
     manifest = read_recorded_manifest(workflow)
     return build_trial_tariff(manifest, read_prices(manifest) or Prices.load(project.root()))
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    section = workflow_origin.config({"metadata": {"name": name}, "spec": spec}).get("sweep")
+    section = workflow_origin.read_config({"metadata": {"name": name}, "spec": spec}).get("sweep")
     if not section:
         raise ConfigError(
             f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"
@@ -86,7 +87,7 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
     return section
 
 
-def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
+def _read(store: Store, name: str, section: object, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
     rows = sweep_report.build_rows(study)

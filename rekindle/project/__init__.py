@@ -1,9 +1,9 @@
 """The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
 
-The project is the working directory or the nearest folder above that contains modules in
-`pipelines/`, or a `pyproject.toml` with `[tool.rekindle]`. Outside of any project, it is the
-reference project, which is part of the installation. A command that gets a config of another
-project uses that project.
+A project is a folder with modules in `pipelines/`, or with `[tool.rekindle]` in `pyproject.toml`.
+The current project is the nearest such folder at or above the working directory, or otherwise
+the reference project, which is part of the installation. A command with a config of another project
+uses that project.
 """
 
 import os
@@ -19,7 +19,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.project.folders import REFERENCE
 from rekindle.project.user_exceptions import describe
 
-# environment variable: the project and other folders to import from, as in PYTHONPATH
+# environment variable with the folders of the project and further modules, as PYTHONPATH
 PATH = "REKINDLE_PATH"
 # packages of a project, which extend the reference project's packages with the same name
 SHARED = ("steps", "pipelines")
@@ -34,7 +34,7 @@ DOCS = {
 def find(folder: Path) -> Path:
     """Return the root of the project that contains `folder`, or the reference project.
 
-    Files of other users, such as in /tmp, do not make a folder a project.
+    Files of other users do not make a folder such as /tmp a project.
     """
     trusted_uids = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
     return next(
@@ -64,8 +64,8 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
 
 
 def search_path() -> list[str]:
-    """Return the folders with the project's modules: $REKINDLE_PATH, else the project and the
-    working directory."""
+    """Return the folders with the project's modules: $REKINDLE_PATH or, if it is not set, the
+    project and the working directory."""
     if PATH in os.environ:
         return [folder for folder in os.environ[PATH].split(os.pathsep) if folder]
     try:
@@ -91,10 +91,10 @@ def root() -> Path:
 
 
 def other_project(file: Path) -> Path | None:
-    """Return the root of the project that `file` is in, if that is not the project of the working
-    directory.
+    """Return the root of the project of `file` if it is not the project of the working directory;
+    otherwise None.
 
-    A file in a folder of another user is not in a project: commands must not import that user's
+    Return None for a file in a folder of another user: commands must not import that user's
     modules.
     """
     # `abspath` resolves `..`, but no links: a link belongs to the folder that contains it
@@ -110,8 +110,8 @@ def other_project(file: Path) -> Path | None:
 
 
 def enter(file: Path) -> None:
-    """Use the project that `file` is in, in this process and its child processes, if `file` is in
-    another project."""
+    """Use the project of `file` in this process and its child processes, if it is another
+    project."""
     other_root = other_project(file)
     if other_root:
         current_folders = {str(find(Path.cwd())), str(Path.cwd())}
@@ -120,8 +120,8 @@ def enter(file: Path) -> None:
 
 
 def config(path: Path) -> Path:
-    """Find the config file `path` in the working directory, else in the project; return `path` if
-    it is in neither."""
+    """Return the config file `path` in the working directory or, failing that, in the project;
+    return `path` itself if it is in neither."""
     candidates = (path, *(Path(folder, path) for folder in search_path()))
     return next((candidate for candidate in candidates if candidate.exists()), path)
 
@@ -137,8 +137,8 @@ def configs() -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    """Return the module name of a Python file. Raises ConfigError if the file is missing or not in
-    the project."""
+    """Return the module name of a Python file of the project. Raises ConfigError if the file does
+    not exist, or is outside of the project."""
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give the file of a pipeline, or a config.")
@@ -152,8 +152,8 @@ def module_of(path: Path) -> str:
 
 
 def check_visible(key: str, path: Path, private: Path) -> None:
-    """Raise ConfigError if `path` is in the folder `private`, of which each pod has its own,
-    outside the project."""
+    """Raise ConfigError if `path` is outside of the project and in `private`, a folder such as /tmp
+    that pods do not share."""
     if path.is_relative_to(private) and not any(map(path.is_relative_to, search_path())):
         raise ConfigError(
             f"{key} is {str(path)!r}: each pod has its own {private} and cannot access it. Move it"
@@ -163,7 +163,7 @@ def check_visible(key: str, path: Path, private: Path) -> None:
 
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     """Import the module `name` of the project or of an installed package. Raises ConfigError if the
-    module lacks a required name.
+    import fails, or the module lacks a required name.
 
     The project is searched last, so its files never shadow a library. Modules that are missing in
     its `steps` and `pipelines` are imported from the reference project.
@@ -213,15 +213,16 @@ def _import(name: str, kind: str) -> ModuleType:
         ) from error
     except ConfigError:
         raise
-    except Exception as error:  # a mistake in the user's code, at module level
+    # an error in the user's code
+    except Exception as error:
         raise ConfigError(
             f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.'
         ) from error
 
 
 def _extend_path(package: str, search_folders: list[str]) -> None:
-    """Let `steps` and `pipelines` contain the modules of the project and of the reference
-    project."""
+    """Let the packages `steps` and `pipelines` contain the modules of both the project and the
+    reference project."""
     if package not in SHARED:
         return
     if find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""The folders of the engine and of the reference project."""
+"""The folders of the packages rekindle and argolocal (the engine) and of the reference project."""
 
 from pathlib import Path
 

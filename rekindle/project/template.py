@@ -1,4 +1,4 @@
-"""Creates a project from the template folder of the reference project."""
+"""Create a project from the folder `template`: `rekindle init`."""
 
 import re
 import shutil
@@ -8,13 +8,13 @@ from rekindle.errors import ConfigError
 from rekindle.project import REFERENCE
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
-# template files that `create` copies for `only_workload`
+# files of the template that `create` copies with `only_workload`
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
 
 
 def create(folder: Path, only_workload: bool = False) -> list[Path]:
-    """Create a project with the name of `folder`, and return its files. Overwrites no file: raises
-    ConfigError."""
+    """Create a project with the name of `folder`, and return its files. Raises ConfigError if a
+    file already exists."""
     name = folder.resolve().name
     template = REFERENCE / "template"
 

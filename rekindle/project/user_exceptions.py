@@ -1,7 +1,8 @@
-"""Exceptions of a project's code: one-line errors with their location, and exit codes for retries.
+"""Convert exceptions of a project's code to one-line errors with a location, and with an exit code
+that decides whether Argo retries the step.
 
-Most exceptions recur on the same data. Exceptions of files, memory, network and accelerators may be
-transient; the OSError of a wrong path is not.
+Exceptions of files, memory, network and accelerators may be transient, except errors of wrong
+paths. Any other exception would recur on the same data.
 """
 
 import re
@@ -58,8 +59,8 @@ TRANSIENT_TEXTS = re.compile(
 
 
 def as_error(error: Exception, where: str = "") -> RekindleError:
-    """Convert an exception of the project's code: a CodeError if a retry would raise it again, else
-    a RekindleError.
+    """Convert an exception of the project's code to a CodeError if a retry would raise it again,
+    otherwise to a RekindleError.
 
     `where`: start of the message, such as "`predict` failed on the test rows".
     """
@@ -114,8 +115,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def describe(error: Exception) -> str:
-    """Format an exception: FILE:LINE of the innermost frame in the project, its text, and a hint on
-    a misspelt name."""
+    """Format an exception as FILE:LINE of the innermost frame in the project, the text of the
+    exception, and a hint on a misspelt name."""
     # imported in this function, since `rekindle --help` does not need it
     from pydantic import ValidationError
 
@@ -132,7 +133,8 @@ def describe(error: Exception) -> str:
     frame = next(
         (frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1]
     )
-    text = _one_line(error, message or frame.line or "")  # such as `assert` without a text
+    # an `assert` without a message raises an exception without text
+    text = _one_line(error, message or frame.line or "")
 
     return f"{frame.filename}:{frame.lineno}: {text}.{_nearest_name(error, frame.filename)}"
 
@@ -174,14 +176,15 @@ def _nearest_name(error: Exception, file: str) -> str:
 
 
 def raises(error: BaseException) -> bool:
-    """Return True if the project's code, or a library that it called, raised `error`; False if the
-    engine did."""
+    """Return True if the project's code, or a library that it called, raised `error`; False if
+    rekindle or argolocal did."""
     return not _is_engine(_own_frames(error)[-1].filename)
 
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
     """Return the frames outside of libraries, or all frames if every frame is in a library."""
-    import traceback  # imported in this function, since `rekindle --help` does not need it
+    # imported in this function, since `rekindle --help` does not need it
+    import traceback
 
     frames = list(traceback.extract_tb(error.__traceback__))
     outside = [
@@ -194,6 +197,7 @@ def _own_frames(error: BaseException) -> list["FrameSummary"]:
 
 
 def _is_engine(file: str) -> bool:
-    """Return True if a file belongs to the engine, and not to the reference project in a wheel."""
+    """Return True if a file belongs to rekindle or argolocal, but not to the reference project in
+    the wheel."""
     path = Path(file)
     return any(map(path.is_relative_to, ENGINE)) and not path.is_relative_to(BUNDLED)

@@ -25,7 +25,7 @@ from rekindle.project import user_exceptions
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.serve_config import MAX_BATCH
-from rekindle.workload import compares, dataset_facts, digest_of
+from rekindle.workload import compares, dataset_facts, read_dataset_digest
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
 PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
@@ -65,7 +65,7 @@ def evaluate(
     warnings = list[str]()
     incomparable = ""
 
-    if champion and digest_of(champion) != digest_of(dataset):
+    if champion and read_dataset_digest(champion) != read_dataset_digest(dataset):
         examples, warnings, incomparable = exclude_seen(
             workload, all_examples, dataset, dataset_facts(champion)
         )

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.json_text import loads
 from rekindle import tracking
-from rekindle.content.verified_release import RECORD, read_described
+from rekindle.content.verified_release import RELEASE_RECORD, read_described
 from rekindle.content.weights import read_description
 from rekindle.documents import Document, ModelFile, parse, validate
 from rekindle.errors import ConfigError
@@ -145,7 +145,7 @@ class Origin:
         """The commit, with -dirty if files were changed; "" if unknown. Raises InvalidName."""
         commit = self.provenance.get("git_sha", "").replace("unknown", "")
         if commit:
-            return CommitId(commit, f"git_sha of {self.prefix}{RECORD}")
+            return CommitId(commit, f"git_sha of {self.prefix}{RELEASE_RECORD}")
         return ""
 
 

@@ -23,13 +23,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, JsonValue
 
 from argolocal.common.json_text import MAX_BYTES, to_json
-from rekindle.content.dataset import FILES
+from rekindle.content.dataset import FILE_LIST
 from rekindle.content.dataset_record import DATASET
 from rekindle.content.hashes import file_sha256
 from rekindle.content.verified_release import (
-    DESCRIBED,
-    RECORD,
+    DESCRIBED_FILES,
     REFERENCE,
+    RELEASE_RECORD,
     REMEDY,
     VERDICT,
     FileHashes,
@@ -40,7 +40,7 @@ from rekindle.content.verified_release import (
     reject_other_folder,
     reject_other_hash,
 )
-from rekindle.content.weights import WEIGHTS, parse_description, read_description
+from rekindle.content.weights import WEIGHTS_FILE, parse_description, read_description
 from rekindle.documents import (
     MODEL_FILE,
     Document,
@@ -59,7 +59,7 @@ from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
-MODEL = (WEIGHTS, MODEL_FILE)
+MODEL = (WEIGHTS_FILE, MODEL_FILE)
 EXAMPLE = "example.json"
 CODE = "workload.json"
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
@@ -175,7 +175,9 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 def describing_hashes(folder: Path) -> dict[str, str]:
     """Return {file: sha256} of the files of a release that are not part of its hash."""
-    return {name: file_sha256(folder / name) for name in DESCRIBED if (folder / name).exists()}
+    return {
+        name: file_sha256(folder / name) for name in DESCRIBED_FILES if (folder / name).exists()
+    }
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
@@ -214,7 +216,7 @@ def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> N
     Several processes may release the same files at the same time: the files that release.json
     describes are those of the process that has written it.
     """
-    key = f"{prefix}{RECORD}"
+    key = f"{prefix}{RELEASE_RECORD}"
     while True:
         current = store.head(key)
         for name in record.get("described", {}):
@@ -237,7 +239,7 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
     """Return the owner of a release; None if release.json is missing or malformed. Raises
     StorageError."""
     try:
-        return read_object(Owner, store, f"{prefix}{RECORD}")
+        return read_object(Owner, store, f"{prefix}{RELEASE_RECORD}")
     except (NotFound, InvalidDocument):
         return None
 
@@ -262,7 +264,10 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     """
     try:
         record = parse(
-            Record, (folder / RECORD).read_bytes(), f"{address.rstrip('/')}/{RECORD}", REMEDY
+            Record,
+            (folder / RELEASE_RECORD).read_bytes(),
+            f"{address.rstrip('/')}/{RELEASE_RECORD}",
+            REMEDY,
         )
         model = (folder / MODEL_FILE).read_bytes()
         description = parse_description(model, f"{address.rstrip('/')}/{MODEL_FILE}")
@@ -275,7 +280,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
     if description.sha256 != record.model_sha256:
         raise DataError(
             f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and"
-            f" {record.model_sha256} in {RECORD}. {REMEDY}"
+            f" {record.model_sha256} in {RELEASE_RECORD}. {REMEDY}"
         )
 
     return record
@@ -289,7 +294,7 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     try:
         reject_other_folder(prefix, store.uri(prefix))
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, DATASET, VERDICT, RECORD):
+        for file in (*MODEL, DATASET, VERDICT, RELEASE_RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
 
@@ -324,7 +329,7 @@ def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises
     DataError."""
     files = {name: model / name for name in MODEL} | {DATASET: dataset / DATASET}
-    files.update({FILES: dataset / FILES} if (dataset / FILES).exists() else {})
+    files.update({FILE_LIST: dataset / FILE_LIST} if (dataset / FILE_LIST).exists() else {})
 
     files.update(
         {

@@ -26,7 +26,7 @@ from rekindle.release.request_validation import parse
 from rekindle.release.watch.reference import features
 from rekindle.release.watch.scores import Counts, count_numbers
 from rekindle.serving.openapi import schemas
-from rekindle.workload import Predictor, data_until
+from rekindle.workload import Predictor, read_data_until
 
 LOG = "see the server's log."
 
@@ -134,7 +134,9 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
         gc.collect()
         # excludes loaded objects from garbage collections, which would delay answers by 60 ms
         gc.freeze()
-        pipe.send(ModelInfo(example, schemas(predictor.Request), data_until(release), numerics))
+        pipe.send(
+            ModelInfo(example, schemas(predictor.Request), read_data_until(release), numerics)
+        )
 
         while True:
             bodies, replays = pipe.recv()

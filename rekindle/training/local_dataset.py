@@ -14,7 +14,7 @@ from argolocal.common.files import check_space, write_atomically
 from argolocal.common.json_text import to_json
 from rekindle.cache.folder import cache_folder, own_folder
 from rekindle.content import hashes
-from rekindle.content.dataset import FILES, files_below, verify_dataset
+from rekindle.content.dataset import FILE_LIST, list_dataset_files, verify_dataset
 from rekindle.content.dataset_record import DATASET
 from rekindle.errors import ConfigError, DataError, RekindleError, say
 from rekindle.kubernetes_names import REKINDLE_CACHE
@@ -89,7 +89,7 @@ def _verified_stamp_file(digest: str) -> Path:
 
 
 def _compute_stamp(folder: Path) -> str:
-    return hashes.stamp([folder / FILES, *files_below(folder).values()])
+    return hashes.compute_stamp([folder / FILE_LIST, *list_dataset_files(folder).values()])
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:

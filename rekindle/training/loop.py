@@ -9,7 +9,7 @@ from safetensors.torch import save
 
 from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
-from rekindle.content.weights import WEIGHTS
+from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
@@ -236,7 +236,7 @@ class Training:
         sha256 = weights_sha256(tensors)
 
         if not self.is_paused:
-            self.write_file(WEIGHTS, save(tensors))
+            self.write_file(WEIGHTS_FILE, save(tensors))
             self.write_file(CURVE, self.curve.dump())
 
         # closed first: once model.json exists, the processes may be killed at any moment

@@ -48,7 +48,7 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
     cpu_sections = sections | {
         "train": train | ({"device": "cpu"} if train["device"] == "auto" else {})
     }
-    code_digest = code.identity([REHEARSAL_STEP, sections["workload"]])
+    code_digest = code.code_identity([REHEARSAL_STEP, sections["workload"]])
     source = _stamp_source(sections["data"])
     identity = {"code": code_digest, "sections": cpu_sections, "source": source}
     folder = cache_folder() / "trainable"

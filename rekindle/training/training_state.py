@@ -16,8 +16,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from rekindle.content.verified_release import read_verified
-from rekindle.content.weights import REMEDY, WEIGHTS, parse_description, reject_other_weights
-from rekindle.content.weights import raw as raw
+from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_other_weights
+from rekindle.content.weights import tensor_bytes as tensor_bytes
 from rekindle.content.weights import weights_sha256 as weights_sha256
 from rekindle.documents import MODEL_FILE
 from rekindle.errors import ConfigError, DataError, in_one_line, say
@@ -282,7 +282,7 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     matches.
     """
     key = prefix.rstrip("/")
-    names = (MODEL_FILE, WEIGHTS)
+    names = (MODEL_FILE, WEIGHTS_FILE)
 
     try:
         if key.startswith("releases/"):
@@ -293,20 +293,20 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
         raise DataError(f"the initial weights do not exist: {error}") from error
 
     description = parse_description(files[MODEL_FILE], store.uri(f"{key}/{MODEL_FILE}"))
-    content = files[WEIGHTS]
+    content = files[WEIGHTS_FILE]
 
     try:
         released = load(content)
     except SafetensorError as error:
         raise DataError(
-            f"{store.uri(key)}/{WEIGHTS} does not contain tensors ({error}). {REMEDY}"
+            f"{store.uri(key)}/{WEIGHTS_FILE} does not contain tensors ({error}). {REMEDY}"
         ) from error
 
     reject_other_weights(
         description.sha256,
         weights_sha256(released),
         lambda: hashlib.sha256(content).hexdigest(),
-        store.uri(f"{key}/{WEIGHTS}"),
+        store.uri(f"{key}/{WEIGHTS_FILE}"),
     )
 
     initial = model.state_dict()

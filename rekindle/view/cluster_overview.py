@@ -11,9 +11,9 @@ from argolocal.manifest.types import Object
 from argolocal.view.runs import show_tables
 from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
-from rekindle.cluster.kubernetes_api import CRONS, WORKFLOWS, Cluster
+from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
-from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read, spec_of
+from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read_run, spec_of
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.overview import run_row, steps_table
 
@@ -23,7 +23,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     workflows = cluster.list_objects(WORKFLOWS)
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
     runs = [_run(add_waiting(cluster, decompress_nodes(workflow))) for workflow in workflows]
-    schedules = [_cron(cron) for cron in cluster.list_objects(CRONS)]
+    schedules = [_cron(cron) for cron in cluster.list_objects(CRON_WORKFLOWS)]
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
     return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
 
@@ -31,7 +31,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
 def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it
     does not exist."""
-    workflow = add_waiting(cluster, read(cluster, name))
+    workflow = add_waiting(cluster, read_run(cluster, name))
     if as_json:
         return to_json(as_object(cluster, workflow), indent=2)
 

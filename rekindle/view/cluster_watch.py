@@ -21,7 +21,13 @@ from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
-from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
+from rekindle.cluster.workflows import (
+    SHA256_ANNOTATION,
+    decompress_nodes,
+    is_offloaded,
+    read_run,
+    spec_of,
+)
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 from rekindle.operations import results
@@ -32,7 +38,7 @@ REFRESH_INTERVAL_S = 2.0
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     """Show a run until it completes. Raises ConfigError if it does not exist."""
-    workflow = read(cluster, name)
+    workflow = read_run(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
 
@@ -150,7 +156,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
 def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
-    sha256 = (metadata.get("annotations") or {}).get(SHA256)
+    sha256 = (metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
     facts = {
         "manifest_sha256": sha256,
         "namespace": metadata["namespace"],

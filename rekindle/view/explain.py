@@ -85,8 +85,8 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     """
     from rekindle.cluster import remote, workflows
 
-    name = name or workflows.newest(cluster)
-    workflow = workflows.read(cluster, name)
+    name = name or workflows.newest_run(cluster)
+    workflow = workflows.read_run(cluster, name)
     status = workflow.get("status") or {}
     costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
 
@@ -94,7 +94,9 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
         module = "rekindle.view.explain"
-        reports = remote.ask(cluster, workflow, TrainingReports, module, name, to_json(tariffs))
+        reports = remote.run_for_result(
+            cluster, workflow, TrainingReports, module, name, to_json(tariffs)
+        )
         answer = reports.model_dump(exclude_unset=True)
 
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)

@@ -58,7 +58,7 @@ def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, 
     # imported in this function, for a fast `rekindle status`
     from rekindle.blocks.manifest.render import manifest_sha256
 
-    sha256 = workflow_origin.parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
+    sha256 = workflow_origin.read_parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
     cost = results.costs(status, manifest)
     return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
         {"cost": cost} if cost else {}

@@ -50,7 +50,9 @@ def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the
     run creates."""
     cluster = (
-        workflow_origin.config_or_empty(manifest).get("cluster") if manifest.get("spec") else None
+        workflow_origin.read_config_or_empty(manifest).get("cluster")
+        if manifest.get("spec")
+        else None
     )
     claim = cluster.get("cache") if isinstance(cluster, dict) else None
     if isinstance(claim, str) and claim:
@@ -117,8 +119,8 @@ class Pipeline(foreground.Foreground):
             return
 
         try:
-            counted = not workflow_origin.parameter(workflow, BACKFILL)
-            pipeline = workflow_origin.pipeline(workflow)
+            counted = not workflow_origin.read_parameter(workflow, BACKFILL)
+            pipeline = workflow_origin.pipeline_of(workflow)
             ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")

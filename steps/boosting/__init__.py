@@ -1,5 +1,4 @@
-"""Example workload: the network of steps/digits.py or boosted stumps classify digits; both have the
-same metrics.
+"""Example workload: digits are classified by the network of steps/digits.py, or by boosted stumps.
 
     rekindle run configs/trees.yaml
 
@@ -39,8 +38,8 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """A stump per round and digit: a pixel, a threshold, and scores for values below and above
-        it."""
+        """One stump per round and digit: a pixel, a threshold, and the scores for values up to and
+        above the threshold."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,5 +1,5 @@
-"""Train gradient-boosted stumps on the digits like XGBoost: each replica has a share of the rows,
-and the histograms of gradients are summed over all replicas.
+"""Train gradient-boosted stumps on the digits as XGBoost does: each replica has a share of the
+rows, and the replicas sum their histograms of gradients.
 
     rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model \\
       --model='{"rounds": 40}'
@@ -63,7 +63,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train and save the model. Exits with 143, to be restarted, if a replica is lost."""
+    """Train and save the model. If a replica is lost, exit with 143, so that the operator restarts
+    this replica."""
     import torch
 
     from rekindle.training.computation import open_samples
@@ -144,7 +145,7 @@ def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, An
 
 
 def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict[str, Any]) -> None:
-    """Upload the model in the layout of steps.train; model.json last."""
+    """Upload the model in the layout of steps.train, with model.json last."""
     import torch
     from safetensors.torch import save as serialize
 
@@ -157,8 +158,8 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict
 
 
 class Peers:
-    """Connections of a replica: rank 0 is connected to all replicas, in rank order; every other
-    rank to rank 0."""
+    """The connections of a replica: rank 0 is connected to all other replicas, in rank order, and
+    each of these only to rank 0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
         self.rank = rank
@@ -166,13 +167,13 @@ class Peers:
         self.sockets = sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum of `values` over all replicas, reproducible bit for bit because it is
-        added in rank order."""
-        if self.rank == 0:
-            total = values + sum(_receive(connection, values) for connection in self.sockets)
-        else:
+        """Return the sum of `values` over all replicas. Rank 0 adds in rank order, so the sum is
+        reproducible bit for bit."""
+        if self.rank != 0:
             self.sockets[0].sendall(values.tobytes())
             return _receive(self.sockets[0], values)
+
+        total = values + sum(_receive(connection, values) for connection in self.sockets)
         for connection in self.sockets:
             connection.sendall(total.tobytes())
         return total

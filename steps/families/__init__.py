@@ -1,2 +1,2 @@
-"""The steps of a workload with several families: fit families without training steps, and choose
+"""The steps of a workload with several families: fit a family without a training loop, and choose
 the best family."""

@@ -1,11 +1,10 @@
 """Choose the best of the trained families of a workload, by their loss or a metric on the held-out
 samples.
 
-    rekindle step steps.families.choose --workload=... \\
-      --models='{"trees": "a/fit/model", "network": "a/train/model"}'
-        --dataset=dataset/ --train='{"validation": 0.1}' --output model=model/
+    rekindle step steps.families.choose --workload=... --dataset=dataset/ --output model=model/ \\
+      --models='{"trees": "a/fit/model", "network": "a/train/model"}' --train='{"validation": 0.1}'
 
-In the output's model.json, `chosen` has the values of all families.
+The field `chosen` of the output's model.json has the validation values of all families.
 """
 
 from collections.abc import Iterator

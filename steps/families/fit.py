@@ -1,7 +1,7 @@
-"""Fit a family of the workload that is not trained step by step, such as boosted trees.
+"""Fit a family of the workload that has no training loop, such as boosted trees.
 
-rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ --output
-model=model/
+    rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ \\
+      --output model=model/
 """
 
 from typing import Any

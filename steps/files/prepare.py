@@ -1,4 +1,4 @@
-"""The step `prepare`, whose raw data is an artifact of an earlier step:
+"""Prepare a dataset from an artifact of an earlier step:
 `blocks.prepare(source=TASK.outputs.NAME)`."""
 
 from pydantic import Field
@@ -7,7 +7,7 @@ from rekindle import Artifact, Reuse
 from steps import prepare
 from steps.prepare import Outputs
 
-# the cache knows the content of the artifact by its digest
+# without the source: the cache key contains the digest of the artifact
 REUSE = Reuse(
     prepare.IGNORED_INPUTS, data_read=prepare.other_files, not_reused_if=prepare.must_compare
 )
@@ -20,5 +20,5 @@ class Inputs(prepare.Inputs):
 def run(inputs: Inputs) -> Outputs:
     data = inputs.data | {"source": str(inputs.source)}
     outputs = prepare.run(inputs.model_copy(update={"data": data}))
-    # the digest is not the digest of data.source in the config, which `reproduce` compares
+    # `reproduce` compares source_digest with data.source of the config, which was not read here
     return outputs.model_copy(update={"source_digest": ""})

@@ -1,5 +1,5 @@
-"""The reference workload: a transformer and boosted trees that detect card fraud; the interface:
-rekindle/workload.py.
+"""The reference workload: a transformer and boosted trees detect card fraud. rekindle/workload.py
+describes the functions of a workload.
 
 Heavy modules are imported only when a function needs them. A submodule must not have the name of a
 function below, because importing it would replace the function.
@@ -33,15 +33,15 @@ __all__ = [
 
 
 def ap(scores: Any, truths: Any) -> float:
-    """Return the average precision; a truth is (label, card, day)."""
+    """Return the average precision. `truths`: columns label, card and day."""
     from steps.fraud.ranking import average_precision
 
     return average_precision(scores, truths[:, 0])
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """Return the average precision for each resample of the cards: one fraudster makes many
-    transactions."""
+    """Return the average precision for each bootstrap resample of the cards; transactions of one
+    card are not independent."""
     from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)

@@ -1,4 +1,4 @@
-"""The facts of a dataset that its readers use, as a type that only valid facts have."""
+"""Parse and validate the facts of a dataset that its readers use."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Config sections `data:` and `model:` of the reference workload. Pipelines import this module, so
-it must be fast."""
+"""The config sections `data` and `model` of the reference workload. Rendering a pipeline imports
+this module, so the import must be fast."""
 
 import codecs
 from datetime import date, datetime, timedelta
@@ -175,8 +175,8 @@ class Data(DataConfig):
         )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world; None for other data: first rows lack
-        the test weeks."""
+        """Return the section for a smaller simulated world; None for other data, whose first rows
+        would lack the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)

@@ -1,8 +1,8 @@
 """Evaluate fraud models week by week, by the protocol of the Fraud Detection Handbook (chapter 5).
 
 A test week starts `label_delay_days` after a reference week; training may use data up to the end of
-the reference week. Each day of the test week leaves out cards that are already known to be
-compromised: cards with a fraud in or after the reference week whose label has arrived. Metrics are
+the reference week. Each day of the test week excludes cards that are already known to be
+compromised: cards with a fraud in or after the reference week whose label is known. Metrics are
 means over the test weeks; all models are evaluated on the same rows.
 """
 
@@ -49,10 +49,10 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
-TOO_GOOD = {"ap": 0.97, "auc": 0.997}  # no model for real cards has higher metrics
+TOO_GOOD = {"ap": 0.97, "auc": 0.997}  # higher metrics are implausible for real cards
 RANDOM_ORDERS = 39  # by chance, an AP exceeds the maximum of 39 random orders with probability 2.5%
-# Metrics of an ideal observer, who knows the rules of the simulation, on the published test weeks;
-# rounded up.
+# upper bounds of the metrics on the published test weeks: the metrics of an ideal observer, who
+# knows the rules of the simulation, rounded up
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
 

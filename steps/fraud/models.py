@@ -20,13 +20,13 @@ import torch.nn.functional as fn
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rekindle.content.weights import WEIGHTS, read_description
+from rekindle.content.weights import WEIGHTS_FILE, read_description
 from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-INITIAL_LOGIT = -5.0  # fraud is rare
-CLIP = 8.0  # limit of standardized inputs; heavier tails do not help
+INITIAL_LOGIT = -5.0  # low, since fraud is rare
+CLIP = 8.0  # limit of standardized inputs; larger values do not help
 
 
 class Block(nn.Module):
@@ -154,7 +154,7 @@ def load(folder: Path) -> TreesModel | FraudModel:
     try:
         description = read_description(folder)
         section = Model.model_validate(description.model)
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / WEIGHTS_FILE)
         names = bytes(tensors["names"].tolist()).decode().split("\n")
         model = FAMILIES[description.family](section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
@@ -196,8 +196,8 @@ def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor
     → float64 [B].
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
-    the model not too narrow (see scoring.py), the bits do not depend on the position in the batch.
-    For that, the sigmoid is applied to the last positions only: over all positions, the remainder
-    of its vector loop would give other bits.
+    the model is wide enough (MIN_BATCH_WIDTH in scoring.py), the bits of a score do not depend on
+    the position in the batch. Therefore the sigmoid is applied to the last positions only: applied
+    to all positions, its vectorized loop would treat the remainder differently.
     """
     return model(features, lengths - 1).squeeze(1).double().sigmoid()

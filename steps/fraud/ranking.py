@@ -64,9 +64,8 @@ def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.floa
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
-    level = len(thresholds) - np.searchsorted(
-        thresholds, scores, side="right"
-    )  # 0: score at or above the highest threshold
+    # level 0: score at or above the highest threshold
+    level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
     shape = (len(thresholds) + 1, len(draws))
     every = csr_array((np.ones(len(level), np.float32), (level, card)), shape)[:-1] @ draws
     fraud = csr_array((labels.astype(np.float32), (level, card)), shape)[:-1] @ draws

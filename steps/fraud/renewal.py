@@ -1,9 +1,9 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
-Newer transactions get the features and tree scores that the server would have computed for them in
-the `history` of a request, and labels that have arrived are filled in. With the new state, a
-request without these transactions gets, bit for bit, the prediction that it gets with the previous
-state if its `history` contains them.
+Newer transactions get the features and tree scores that a server would compute for them in the
+`history` of a request, and labels that are known now are filled in. A request to the new state
+without these transactions gets, bit for bit, the same prediction as a request to the previous state
+with these transactions in `history`.
 """
 
 from dataclasses import replace

@@ -22,8 +22,8 @@ def replay(
     """Yield requests for about `count` test transactions of all weeks, half of them frauds, with
     the expected scores.
 
-    Each request contains the history that it needs, with the labels that were known at the time of
-    its transactions. The few transactions that need more than `max_history` rows are left out.
+    Each request contains the history that its scores need, with the labels that were known at the
+    time of its transactions. Transactions that need more than `max_history` rows are skipped.
     """
     facts = read_facts(dataset)
     start = facts.train_end
@@ -44,8 +44,8 @@ def replay(
         if history.sum() > max_history:
             continue
 
-        # transactions to score have no labels, so no label may become known between the times of a
-        # batch
+        # transactions to score are sent without labels, so no label of a batch may become known
+        # between its first and its last transaction
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
         if batch and (due or len(batch) == BATCH or (needed | history).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
@@ -60,8 +60,8 @@ def replay(
 
 
 def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
-    """Return {transaction id: offline score} of about `count` rows: equally many of each week, half
-    of them frauds."""
+    """Return {transaction id: offline score} of about `count` rows, the same number from each week,
+    half of them frauds."""
     chosen: dict[int, float] = {}
     weeks = scores.partition_by("week")
     for week in weeks:

@@ -31,14 +31,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BATCH = 8
 # time after the end of the state; until then, requests may lack a history
 MAX_WITHOUT_HISTORY = DAY
-MIN_BATCH_WIDTH = (
-    # in narrower models, the position in the batch changes bits of a score, so batches have one
-    # window
-    16
-)
+# in narrower models, the position in the batch changes bits of a score, so each batch has one
+# window
+MIN_BATCH_WIDTH = 16
 
 
-def _identity(value: Any) -> int:
+def _identity(value: object) -> int:
     if type(value) is int and abs(value) < 1 << 63:
         return value
     if isinstance(value, str) and (text := value.strip()):
@@ -64,7 +62,7 @@ def _amount(value: Any) -> float:
     raise ValueError(f"it must be a number from 0 to {MAX_AMOUNT:,.0f}")
 
 
-def _label(value: Any) -> int:
+def _label(value: object) -> int:
     if value is None or (isinstance(value, int) and value in (0, 1)):
         return int(value or 0)
     raise ValueError("it must be 1 or 0, or left out if the label is not known yet")

@@ -41,7 +41,8 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        return self  # the step prepares the whole text in a second
+        # preparing all of the text takes only a second
+        return self
 
 
 class Model(Section):
@@ -156,15 +157,14 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the bits of each text (of each byte, given the bytes before it), and the most likely
-    next bytes."""
+    """Return the bits of each text, summed over its bytes given the bytes before them, and the most
+    likely next bytes."""
     import torch
 
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
-    tokens = torch.tensor(
-        [[START, *text, *[START] * (window - len(text))] for text in texts]
-    )  # padded: always the same shape
+    # padded, so that the shape is always the same
+    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])
     nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
     padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])
     bits = nats.masked_fill(padding, 0).sum(1) / math.log(2)

@@ -14,17 +14,17 @@ from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 YEARS = range(1900, 9000)  # years of a time in a tag
-MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last training's rows
+MIN_ROWS_RATIO = 0.9  # minimum ratio of a window's rows to the last training's rows without warning
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
-# tag with the earlier run of equal data, code and config, if a run trains nothing
+# tag of a run that trains nothing: the earlier run with the same data, code and config
 SAME_TAG = "data.same_as"
 # tags with parameters of the workflow
 HASH_TAGS = (tracking.CONFIG_HASH, tracking.MANIFEST_HASH, tracking.GIT_SHA)
 
 
 def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
-    """Create a dataset like `rekindle.workload.prepare`; an error names the end of a moving window,
-    if it may help."""
+    """Create a dataset as `rekindle.workload.prepare` does; name the end of a moving window in
+    errors that it may explain."""
     try:
         prepared, digest = workload.prepare(module, data, out)
         if data.moves and not prepared.rows:
@@ -53,9 +53,12 @@ def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared
 def warn_of_stale_data(
     prepared: Prepared, data: Any, time: datetime, runs: list[RunData], is_past: bool = False
 ) -> list[str]:
-    """Return a warning if the window has moved since the last training, but the data lacks newer
-    rows or has far fewer rows. Raises DataError if the share of rows is below data.minimum_share,
-    unless the run `is_past`."""
+    """Return a warning if the window has moved since the last training, but the data has no newer
+    rows, or far fewer rows.
+
+    Raises DataError if the data has fewer rows than data.minimum_share requires, unless the run
+    `is_past`.
+    """
     if not data.moves:
         return []
 
@@ -102,21 +105,21 @@ def warn_of_stale_data(
 
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the run `last` already had the newest row of a source, whose time is
-    `newest`."""
+    """Return True if the newest row of a source, from the time `newest`, is not newer than the
+    newest row of the run `last`."""
     newest_time = parse_time(newest)
     last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
     return bool(newest_time and last_time and newest_time <= last_time)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return a time with its zone; None for anything else, such as a tag that another client of
-    MLflow wrote."""
+    """Parse a time with a time zone; return None for any other text, such as a tag that another
+    client of MLflow wrote."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # other years are too close to the first and the last time that Python knows
+    # other years are too close to datetime.min and datetime.max
     if time.tzinfo and time.year in YEARS:
         return time
     return None
@@ -178,16 +181,16 @@ def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData
     return descriptions or (["the manifest"] if tracking.MANIFEST_HASH in changed_tags else [])
 
 
-def _finite(value: Any) -> float:
-    """Return a metric; 0 for anything else than a finite number, which MLflow returns as a text."""
+def _finite(value: object) -> float:
+    """Return the value of a metric; 0 if it is missing or not finite (MLflow then returns text)."""
     if isinstance(value, int | float):
         return float(value)
     return 0.0
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings of `data` that are equal in `moved`, as parameters of an MLflow
-    run."""
+    """Return the string settings of `data` that moving the window leaves unchanged, as parameters
+    of an MLflow run."""
     other = moved.model_dump(mode="json")
     same = {
         name: value for name, value in data.model_dump(mode="json").items() if other[name] == value

@@ -1,13 +1,12 @@
-"""Send a notification when a workflow has ended: the last task of every pipeline whose config has
-`notify`.
+"""Send a notification when a workflow has ended: the last task of every pipeline whose config
+contains `notify`.
 
-    NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify
-    --workflow=demo-x7k2p \\
-        --status=Failed --experiment=demo --format=slack
+    NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify \\
+      --workflow=demo-x7k2p --status=Failed --experiment=demo --format=slack
 
-Notifications report failures, rollbacks, releases, candidates that the gate refused, and drift. A
-run that was stopped, or that only trained the champion again, causes no notification. A
-notification that cannot be sent does not fail the run: it is a warning of the run.
+Notifications report failures, rollbacks, releases, candidates that the gate did not release, and
+drift. A stopped run, and a run that only trained the champion again, cause no notification. If a
+notification cannot be sent, the run does not fail, but has a warning.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """List the files and folders directly below a key prefix of the object store, so that a step runs
 for each of them.
 
-rekindle step steps.scoring.instance_folders --prefix=incoming/october --output keys=keys.json
+    rekindle step steps.scoring.instance_folders --prefix=incoming/october --output keys=keys.json
 """
 
 from pydantic import Field

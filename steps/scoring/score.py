@@ -1,4 +1,4 @@
-"""Score files of instances with a release, without a server, but with the predictions of a server.
+"""Score files of instances with a release in this process, with the same predictions as a server.
 
     rekindle step steps.scoring.score --model-uri=releases/demo/0123abc/ --instances=october/ \\
       --output predictions=out/

@@ -1,5 +1,5 @@
-"""Predict the power consumption of an hour by a small network, trained on a CSV file whose newest
-rows come last."""
+"""Predict the power consumption of an hour with a small network. The data is a CSV file, sorted
+from the oldest to the newest row."""
 
 from pydantic import BaseModel, Field
 

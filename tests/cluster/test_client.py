@@ -19,7 +19,7 @@ import pytest
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
-from rekindle.cluster.workflows import SHA256
+from rekindle.cluster.workflows import SHA256_ANNOTATION
 from tests.cluster.kube import Kube
 from tests.waiting import until
 
@@ -158,7 +158,7 @@ def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Clien
     assert re.search(r"second succeeded in \d", watched.stderr)
     workflow = client.kube.get("workflow", name)
     assert workflow
-    assert workflow["metadata"]["annotations"][SHA256] == result["manifest_sha256"]
+    assert workflow["metadata"]["annotations"][SHA256_ANNOTATION] == result["manifest_sha256"]
 
 
 def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):

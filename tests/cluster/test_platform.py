@@ -14,7 +14,7 @@ import yaml
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.pod_settings import EXECUTOR_SECURITY
 from rekindle.blocks.settings import PodConfig
-from rekindle.cluster.platform import Platform, render, rules
+from rekindle.cluster.platform import Platform, list_permissions, render_platform
 from tests.cluster.kube import Kube, Object
 from tests.cluster.run import Namespace, rekindle
 from tests.waiting import until
@@ -62,8 +62,10 @@ OBJECTS: dict[str, Object] = {
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
 WATCH_S = 3.0  # enough for kubectl with a watch; without one it polls, with growing pauses
-ARGO = [rule for rule in rules() if rule[0] == "argoproj.io"]
-APPLIED = [rule for rule in (*rules(), *rules("frameworks")) if rule not in ARGO]
+ARGO = [rule for rule in list_permissions() if rule[0] == "argoproj.io"]
+APPLIED = [
+    rule for rule in (*list_permissions(), *list_permissions("frameworks")) if rule not in ARGO
+]
 
 
 def grant(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
@@ -228,7 +230,7 @@ def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(
     namespace.kube.apply(
         *(
             manifest
-            for manifest in render(settings)
+            for manifest in render_platform(settings)
             if manifest["metadata"]["name"] == "rekindle-frameworks"
         )
     )
@@ -285,9 +287,9 @@ def workflow(namespace: Namespace, account: str) -> Object:
             ],
             "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
             "securityContext": pods.CONTAINER_SECURITY,
-            "volumeMounts": pods.MOUNTS,
+            "volumeMounts": pods.TMP_MOUNTS,
         },
-        "volumes": pods.volumes(PodConfig.model_validate({})),
+        "volumes": pods.tmp_volumes(PodConfig.model_validate({})),
         "podSpecPatch": json.dumps(EXECUTOR_SECURITY),
     }
 
@@ -368,7 +370,9 @@ def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Name
     looks = {"rekindle": submit(namespace, "rekindle")}
     for right in ARGO:
         account = f"mute-{right[2]}"
-        namespace.kube.apply(*grant(account, [rule for rule in rules() if rule != right]))
+        namespace.kube.apply(
+            *grant(account, [rule for rule in list_permissions() if rule != right])
+        )
         looks[account] = submit(namespace, account)
 
     until(

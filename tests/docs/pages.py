@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 import rekindle
 from rekindle import blocks, project
-from rekindle.blocks.manifest.config import explain
+from rekindle.blocks.manifest.config import describe_keys
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
 from tests.commands import ROOT
@@ -94,7 +94,7 @@ def api_page() -> str:
 def training_page() -> str:
     """docs/training.md with a row for each key of `train:`."""
     rows = ["\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n"]
-    for key, values, default, description in explain("train"):
+    for key, values, default, description in describe_keys("train"):
         shown = "" if default is None else f"`{json.dumps(default)}`"
         rows.append(
             f"| `{key.removeprefix('train.')}` | {values.replace('|', 'or')} | {shown} |"

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from argolocal.common.json_text import loads
-from rekindle.blocks.manifest.quoting import as_word, in_argument, in_json
+from rekindle.blocks.manifest.quoting import quote_argument, quote_in_json, quote_word
 from rekindle.cache.claims import Claims
 from rekindle.cache.entries import EntryFile, IndexFile
 from rekindle.cache.lookup import reused_tasks
@@ -119,9 +119,9 @@ def parameters(_folder: Path) -> Case:
 
         text = mutate(chance.choice(VALUES), chance, VALUES).decode(errors="replace")
         if "{{" not in text:
-            assert in_json({"a": text}) == {"a": text}
-            assert as_word(text) == text
-            assert in_argument(text) == text.replace("$", "$$")
+            assert quote_in_json({"a": text}) == {"a": text}
+            assert quote_word(text) == text
+            assert quote_argument(text) == text.replace("$", "$$")
 
         try:
             loads(text)

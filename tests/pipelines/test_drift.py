@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.cluster.platform import Platform, render
+from rekindle.cluster.platform import Platform, render_platform
 
 CONFIG = Path(__file__).parents[2] / "configs/drift.yaml"
 
@@ -33,7 +33,9 @@ def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
 def test_permission_to_start_pipelines_is_rendered_only_on_request(is_requested: bool) -> None:
     options = ("mlflow", "retraining") if is_requested else ("mlflow",)
     rules = [
-        rule for o in render(Platform("models", components=options)) for rule in o.get("rules", [])
+        rule
+        for o in render_platform(Platform("models", components=options))
+        for rule in o.get("rules", [])
     ]
 
     permission = {

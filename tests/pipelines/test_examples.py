@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.content.dataset import FILES
+from rekindle.content.dataset import FILE_LIST
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 from tests.waiting import until
@@ -75,7 +75,8 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
     }
     assert rows["shifted"] > 3 * rows["prepare"]
     digests = {
-        task: hashlib.sha256(s3.get(f"{key}/{FILES}")).hexdigest() for task, key in datasets.items()
+        task: hashlib.sha256(s3.get(f"{key}/{FILE_LIST}")).hexdigest()
+        for task, key in datasets.items()
     }
     assert digests["shifted"] == models["ship-small"]["digest"] != digests["prepare"]
 

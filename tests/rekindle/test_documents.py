@@ -87,11 +87,11 @@ def read_release(objects: Objects) -> None:
 
 
 def read_cache(objects: Objects) -> None:
-    entry = entries.read(objects.store, KEY)
+    entry = entries.read_entry(objects.store, KEY)
     if entry:
         json.dumps(entry.outputs)
         entries.reason_invalid(entry, lambda name: (1, len(name)))
-        difference.differences(objects.store, entry.facts, {**ENTRY["facts"], "code": "other"})
+        difference.list_differences(objects.store, entry.facts, {**ENTRY["facts"], "code": "other"})
     entries.list_stale(objects.store, 1, 1.0)
 
 
@@ -211,7 +211,7 @@ def test_a_malformed_parameter_of_a_workflow_is_an_error_with_the_name_of_the_ru
     parameters = [{"name": "config", "value": text}, {"name": "cached", "value": text}]
     workflow = {"metadata": {"name": "shop-1"}, "spec": {"arguments": {"parameters": parameters}}}
     with pytest.raises(InvalidDocument, match="the parameter `config` of shop-1 is malformed: "):
-        workflow_origin.config(workflow)
+        workflow_origin.read_config(workflow)
     with pytest.raises(InvalidDocument, match="the parameter `cached` is malformed: "):
         reused_tasks(workflow)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.content.dataset import FILES
+from rekindle.content.dataset import FILE_LIST
 from rekindle.content.dataset_record import DATASET
 from rekindle.workload import dataset_facts, prepare
 from steps.fraud.data import boosting
@@ -79,7 +79,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
         (folder / "model.json").write_text(json.dumps(facts))
 
-        for name in (DATASET, FILES):  # as in the release of a champion
+        for name in (DATASET, FILE_LIST):  # as in the release of a champion
             shutil.copy(small_dataset / name, folder)
 
         shutil.copytree(small_dataset / "state", folder / "state")

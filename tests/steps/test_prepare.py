@@ -16,7 +16,7 @@ from rekindle import tracking
 from rekindle.cache.key import data_digest
 from rekindle.step import pack
 from rekindle.storage import Store
-from rekindle.workload import digest_of
+from rekindle.workload import read_dataset_digest
 from tests.steps.bills import workload
 from tests.steps.fraud.written import Written
 from tests.waiting import until
@@ -56,7 +56,7 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     done = prepare(tmp_path, "prepare-1", source=source)
     assert done.returncode == 0, done.stderr
     facts = Written(tmp_path / "dataset").facts
-    digest = digest_of(tmp_path / "dataset")
+    digest = read_dataset_digest(tmp_path / "dataset")
     assert digest == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
     assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr

@@ -80,13 +80,13 @@ def test_the_end_of_a_run_trims_the_cache(
 ) -> None:
     from rekindle.cache import entries
 
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
 
     for number in range(3):
         at = f"w-trim/t{number}"
         s3.put(f"{at}/dataset/part", b"123")
         artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
-        entries.record(
+        entries.record_entry(
             s3,
             entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0),
         )
@@ -97,13 +97,13 @@ def test_the_end_of_a_run_trims_the_cache(
         workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits}
     )
     report.run(inputs)
-    assert [entry.key for entry in entries.entries(s3)] == ["trim-1", "trim-2"]
+    assert [entry.key for entry in entries.read_entries(s3)] == ["trim-1", "trim-2"]
     assert f"cache-code/{0:064}" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
     warning, *_ = report.run(inputs).warnings  # a run ends even if its object store does not work
     assert warning.startswith("the cache is not trimmed: ")
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
 
 
 @pytest.mark.parametrize("recorded", [b"\xff\xfe", b"../../other", b"w-1/train\nx", b"[" * 9999])

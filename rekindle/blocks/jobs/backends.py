@@ -41,10 +41,10 @@ BACKENDS = {
     "trainjob": Backend(
         "TrainJob",
         train_job.train_job,
-        train_job.success,
+        train_job.success_condition,
         train_job.FAILURE,
         train_job.HOST,
-        runtime=train_job.runtime,
+        runtime=train_job.training_runtime,
     ),
 }
 ELASTIC_KINDS = frozenset(backend.kind for backend in BACKENDS.values())

@@ -1,29 +1,29 @@
 """Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each pod of the Deployment individually; to change the size
-of a job, the queue would stop the whole job. The extra workers join the job's coordinator like
-other workers, so the result does not depend on when they join or leave.
+A queue such as Kueue admits and evicts each pod of the Deployment individually, whereas it can only
+admit or evict all pods of a job together. The extra workers join the job's coordinator like other
+workers, so the trained weights do not depend on when they join or leave.
 
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
 
 from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import count_pods, member_metadata, worker
+from rekindle.blocks.jobs.members import count_pods, member_metadata, worker_spec
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
-ROLE = "harvest"
-KIND = "deployment"
+HARVEST_ROLE = "harvest"
+HARVEST_KIND = "deployment"
 
 
 def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job itself: with `cluster.harvest`, the job has only
-    `train.min_workers` workers.
+    """Return the settings of the job: with `cluster.harvest`, it has only `train.min_workers`
+    workers.
 
-    Raises ConfigError if no workers are left for the Deployment.
+    Raises ConfigError if no workers remain for the Deployment.
     """
     if not cluster.harvest:
         return train
@@ -38,10 +38,10 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
     return train.model_copy(update={"workers": train.min_workers})
 
 
-def harvest(
+def harvest_deployment(
     name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str
 ) -> Manifest:
-    """Return the Deployment of the workers beyond `train.workers`, the workers of the job itself.
+    """Return the Deployment of the extra workers, those beyond the `train.workers` of the job.
 
     `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if
     the numbers of workers are not multiples of the number of GPUs per pod.
@@ -58,14 +58,14 @@ def harvest(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": gang.metadata(name, cluster),
+        "metadata": gang.job_metadata(name, cluster),
         "spec": {
             "replicas": counts.max_pods - counts.pods,
-            "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: ROLE}},
+            "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: HARVEST_ROLE}},
             "revisionHistoryLimit": 0,
             "template": {
-                "metadata": member_metadata(name, ROLE, pod),
-                "spec": worker(name, train, cluster, flags, "worker", host.format(name)),
+                "metadata": member_metadata(name, HARVEST_ROLE, pod),
+                "spec": worker_spec(name, train, cluster, flags, "worker", host.format(name)),
             },
         },
     }

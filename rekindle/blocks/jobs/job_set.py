@@ -11,7 +11,7 @@ import signal
 
 from argolocal.common import exit_codes
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import coordinator, count_pods, member_metadata, worker
+from rekindle.blocks.jobs.members import coordinator_spec, count_pods, member_metadata, worker_spec
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.presets import merge_mappings
 from rekindle.blocks.settings import ClusterConfig
@@ -24,7 +24,8 @@ LEAD = "lead"
 WORKER = "worker"
 # host name of the coordinator: its pod, in the Service with the JobSet's name
 HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
-UNLIMITED_RETRIES = 100_000  # retries of a pod: the coordinator decides when the run fails
+# practically unlimited retries of a pod: the coordinator decides when the run fails
+UNLIMITED_RETRIES = 100_000
 # exit codes of the coordinator that cause a restart
 SIGNAL_EXIT_CODES = [
     exit_codes.SIGNALLED + number
@@ -54,7 +55,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
 
-    pod = worker(name, train, cluster, flags, "worker", HOST.format(name))
+    pod = worker_spec(name, train, cluster, flags, "worker", HOST.format(name))
     workers = worker_job(name, pod, cluster, restarts=not cluster.restart_job)
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
@@ -64,13 +65,14 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": gang.metadata(name, cluster),
+        "metadata": gang.job_metadata(name, cluster),
         "spec": {**lead_policies(rules), "replicatedJobs": jobs},
     }
 
 
 def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bool) -> Manifest:
-    """Return the JobSpec of the workers; `restarts`: the Job replaces a failed worker itself."""
+    """Return the JobSpec of a worker. With `restarts`, the Job controller replaces a failed worker;
+    otherwise the JobSet recreates the Job."""
     metadata = member_metadata(name, "worker", cluster.pod("train"))
     if restarts:
         limit = UNLIMITED_RETRIES
@@ -83,10 +85,10 @@ def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bo
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job; a signal or node loss
-    restarts it."""
+    """Return the JobSpec of the coordinator. Its exit codes 1-127 fail the job; after a signal or
+    the loss of its node, it is restarted."""
     fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
-    pod = coordinator(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
+    pod = coordinator_spec(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,
@@ -109,7 +111,7 @@ def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Ma
     """Return the fields of a JobSpec for one indexed pod."""
     template = {
         "metadata": merge_mappings(metadata, gang.queue_metadata(cluster)),
-        "spec": pod | gang.fields("pods", cluster),
+        "spec": pod | gang.preset_fields("pods", cluster),
     }
     return {"completionMode": "Indexed", "completions": 1, "parallelism": 1, "template": template}
 

@@ -7,20 +7,20 @@ core/status.go, util/status.go, and for each kind KIND_types.go and KIND_control
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from argolocal.common import exit_codes
 from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.pod_settings import Manifest, container, pod_spec
+from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# Failed has an index from 1 to 4: the operator appends conditions, Created is the first condition,
-# and Running and Restarting replace each other.
+# The condition Failed has an index from 1 to 4: the operator appends conditions after Created, and
+# Running and Restarting replace each other.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-# as process 1, a bare `sleep` ignores SIGTERM
+# `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
 RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
@@ -50,8 +50,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and success condition of one kind of job. The leading pod of a job is never on
-    preemptible nodes."""
+    """The roles of one kind of job, and its condition of success."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
@@ -97,13 +96,13 @@ FRAMEWORKS = {
 
 
 def training_job(
-    kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
+    kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: object
 ) -> Manifest:
     """Return the job `name` (at most 50 characters, as its pods' names are longer); `spec`: more
     fields of the spec.
 
-    Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of
-    pods.
+    Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
+    number of pods.
     """
     check_replicas(kind, name, replicas)
     framework = FRAMEWORKS[kind]
@@ -124,7 +123,7 @@ def training_job(
     return {
         "apiVersion": JOB_VERSION,
         "kind": kind,
-        "metadata": gang.metadata(name, cluster),
+        "metadata": gang.job_metadata(name, cluster),
         "spec": {
             "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": restart_limit},
             JOBS[kind].replicas_field: specs,
@@ -171,7 +170,7 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     else:
         config = replica.pod
 
-    main = container(job.container_name, config, replica.args)
+    main = hardened_container(job.container_name, config, replica.args)
     if rule.is_idle:
         main["command"] = ["sh", "-c"]
         main["args"] = [IDLE_COMMAND]
@@ -189,20 +188,21 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
 
 
 def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manifest) -> Manifest:
-    """Return one entry of a job's replica specs."""
+    """Return the ReplicaSpec of one role."""
     return {
         "replicas": count,
         "restartPolicy": restart_policy,
-        "template": {"metadata": pods.metadata(config), "spec": pod},
+        "template": {"metadata": pods.pod_metadata(config), "spec": pod},
     }
 
 
 def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
-    """Return the run policy of a job; gang scheduling starts an elastic job with `min_pods` pods.
+    """Return the RunPolicy of a job; `min_pods`: number of pods with which gang scheduling may
+    start an elastic job.
 
-    The deadline of the job is only a safeguard: the workflow has its own deadline.
+    The deadline of the job is only a safeguard: the workflow has a deadline, too.
     """
-    policy = gang.fields("policy", cluster, workers.priority_class)
+    policy = gang.preset_fields("policy", cluster, workers.priority_class)
     if min_pods:
         policy = {"minAvailable": min_pods, **policy}
 

@@ -1,5 +1,5 @@
-"""PodSpecs of an elastic training, for every kind of job: one coordinator, and workers that may
-join and leave."""
+"""PodSpecs of the members of an elastic training, for every kind of job: one coordinator, and
+workers that may join and leave."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -7,25 +7,24 @@ from math import ceil
 from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
 from rekindle.blocks.pod_settings import (
-    MOUNTS,
-    OF_WORKFLOW,
     POD_ADDRESS,
+    TMP_MOUNTS,
+    WORKFLOW_LABEL,
     Manifest,
-    container,
-    image_digest,
+    hardened_container,
+    image_variables,
     pod_spec,
     shutdown_variables,
 )
-from rekindle.blocks.pod_settings import metadata as pod_metadata
-from rekindle.blocks.pod_settings import volumes as pod_volumes
+from rekindle.blocks.pod_settings import pod_metadata as pod_metadata
+from rekindle.blocks.pod_settings import tmp_volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import POD_NAME, REKINDLE_DEADLINE, REKINDLE_METRICS, REKINDLE_SECRET
 from rekindle.training.spec import TrainConfig
 
-# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs, so
-# it uses the memory of the pod; it has no size limit, so it may use all of that memory. By default,
-# /dev/shm would have only 64 MB.
+# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs
+# without a size limit, so it may use all memory of the pod. The default /dev/shm has only 64 MB.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
@@ -33,8 +32,8 @@ METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
 
 
 def run_secret(name: str) -> Manifest:
-    """Return the Secret of the job `name`, which authenticates its processes to each other; Argo
-    generates the value.
+    """Return the Secret with which the processes of the job `name` authenticate to each other; Argo
+    generates its value.
 
     The value is visible to users who may read Secrets and, while the pod that applies the Secret
     exists, to users who may read pods.
@@ -42,7 +41,7 @@ def run_secret(name: str) -> Manifest:
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "labels": OF_WORKFLOW},
+        "metadata": {"name": name, "labels": WORKFLOW_LABEL},
     }
 
     return secret | {
@@ -62,8 +61,8 @@ class PodCounts:
 
 
 def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
-    """Return the numbers of pods for the numbers of workers. Raises ConfigError if a pod would have
-    fewer workers than GPUs."""
+    """Return the number of pods for `train.workers`, `min_workers` and `max_workers`. Raises
+    ConfigError if a pod would have fewer workers than GPUs."""
     gpus = max(1, cluster.pod("train").gpus)
 
     for key in ("workers", "max_workers"):
@@ -85,35 +84,35 @@ def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
 
 
 def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
-    """Return the metadata of a pod, with the labels of an operator for network policies, metrics
-    and logs."""
-    return pod_metadata(pod, OF_WORKFLOW | {JOB_NAME: name, REPLICA_TYPE: role})
+    """Return the metadata of a pod, with the labels that the training operator would set; network
+    policies, metrics and logs select pods by these labels."""
+    return pod_metadata(pod, WORKFLOW_LABEL | {JOB_NAME: name, REPLICA_TYPE: role})
 
 
-def coordinator(
+def coordinator_spec(
     name: str, cluster: ClusterConfig, flags: list[str], container_name: str
 ) -> Manifest:
-    """Return the PodSpec of the coordinator; each kind of job prescribes the name of its
-    container."""
+    """Return the PodSpec of the coordinator. `container_name`: the name that the kind of job
+    prescribes."""
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
     variables = {
         REKINDLE_DEADLINE: 60 * cluster.pod("train").deadline_minutes,
         REKINDLE_METRICS: METRICS_PORT,
     }
-    env = [*POD_ADDRESS, _secret_variable(name), *image_digest(cluster.pod("train").image)]
+    env = [*POD_ADDRESS, _secret_variable(name), *image_variables(cluster.pod("train").image)]
     env += ({"name": key, "value": str(value)} for key, value in variables.items())
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
-    main = container(container_name, pod, args, env=env, ports=ports)
+    main = hardened_container(container_name, pod, args, env=env, ports=ports)
 
-    # the operator checks the job's deadline only after an event of a pod: the end of this pod is
-    # such an event
+    # the operator checks the job's deadline only when a pod changes: at its own deadline, this pod
+    # ends
     return pod_spec(
         pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
     )
 
 
-def worker(
+def worker_spec(
     name: str,
     train: TrainConfig,
     cluster: ClusterConfig,
@@ -121,8 +120,8 @@ def worker(
     container_name: str,
     host: str = "",
 ) -> Manifest:
-    """Return the PodSpec of a worker pod; `host`: host name of the coordinator, unless the job's
-    operator sets it."""
+    """Return the PodSpec of a worker. `host`: host name of the coordinator; empty if the job's
+    operator passes it to the workers."""
     pod = cluster.pod("train")
     gpus = count_pods(train, cluster).workers_per_pod
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
@@ -132,7 +131,7 @@ def worker(
     else:
         variables = {}
 
-    main = container(
+    main = hardened_container(
         container_name,
         pod,
         ["-m", "rekindle.training.launch.launcher", *flags],
@@ -143,7 +142,7 @@ def worker(
             *({"name": key, "value": value} for key, value in variables.items() if value),
             *shutdown_variables(pod),
         ],
-        volumeMounts=[*MOUNTS, SHARED_MOUNT],
+        volumeMounts=[*TMP_MOUNTS, SHARED_MOUNT],
     )
 
     pod_fields = {

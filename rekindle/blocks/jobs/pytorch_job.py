@@ -6,7 +6,7 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 from argolocal.manifest.training_jobs import JOB_VERSION
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
-from rekindle.blocks.jobs.members import coordinator, count_pods, worker
+from rekindle.blocks.jobs.members import coordinator_spec, count_pods, worker_spec
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -21,14 +21,20 @@ def pytorch_job(
     """Return the job `name` (at most 53 characters, as its pods' names are longer). All processes
     get `flags` and the Secret `name`.
 
-    The Master's exit code decides: 0 completes the job, 1-127 fail it, 128 and above (a signal, a
-    drain) restart the Master. Workers are always restarted: the coordinator decides when the run
-    fails. A pod with several GPUs runs one worker per GPU. Raises ConfigError if the numbers of
-    workers are not multiples of the number of GPUs per pod.
+    The exit code of the Master decides: 0 completes the job, 1-127 fail it, 128 and above (a
+    signal, a drain) restart the Master. The operator always restarts workers: the coordinator
+    decides when the run fails. A pod with several GPUs runs one worker per GPU. Raises ConfigError
+    if the numbers of workers are not multiples of the number of GPUs per pod.
     """
     counts = count_pods(train, cluster)
-    master_pod = coordinator(name, cluster, flags, "pytorch")
-    worker_pod = worker(name, train, cluster, flags, "pytorch")
+    master_pod = coordinator_spec(name, cluster, flags, "pytorch")
+    worker_pod = worker_spec(name, train, cluster, flags, "pytorch")
+
+    # + 1 for the coordinator
+    policy = run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
+    # the coordinator enforces the time limit of an attempt, which excludes the time waiting for
+    # nodes
+    policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
     processes = {}
     if counts.workers_per_pod > 1:
@@ -37,13 +43,9 @@ def pytorch_job(
     return {
         "apiVersion": JOB_VERSION,
         "kind": "PyTorchJob",
-        "metadata": gang.metadata(name, cluster),
+        "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            # + 1 for the coordinator
-            "runPolicy": run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
-            # the coordinator enforces the time limit of an attempt, which counts only while workers
-            # train
-            | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},
+            "runPolicy": policy,
             **processes,
             "elasticPolicy": {"minReplicas": counts.min_pods, "maxReplicas": counts.max_pods},
             "pytorchReplicaSpecs": {

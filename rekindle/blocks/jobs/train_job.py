@@ -1,8 +1,8 @@
 """An elastic TrainJob of Kubeflow Trainer v2, with a TrainingRuntime that adds the coordinator.
 
-A TrainJob sets only the command of its nodes, so each training has its own runtime, applied before
-the job. A lost node is replaced after 10 s or more (the Job controller's back-off, which all nodes
-share); a crash restarts the container.
+A TrainJob can set only the command of its nodes, so each training has its own TrainingRuntime,
+which is applied before the job. The Job controller replaces a lost node after 10 s or more (its
+back-off counts the failures of all nodes); the kubelet restarts a crashed container.
 
 Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
@@ -10,12 +10,12 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 from argolocal.manifest.object_labels import TRAINER_STEP
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
-from rekindle.blocks.jobs.members import count_pods, worker
-from rekindle.blocks.pod_settings import OF_WORKFLOW, Manifest
+from rekindle.blocks.jobs.members import count_pods, worker_spec
+from rekindle.blocks.pod_settings import WORKFLOW_LABEL, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
-__all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
+__all__ = ["FAILURE", "HOST", "success_condition", "train_job", "training_runtime"]
 
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
 # name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK,
@@ -25,16 +25,18 @@ NODE = "node"
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 
-def success(cluster: ClusterConfig) -> str:
-    """Return the condition of success: Complete is the first condition or, in a queue of Kueue,
-    follows Suspended."""
-    return f"status.conditions.{int(bool(gang.fields('labels', cluster)))}.type == Complete"
+def success_condition(cluster: ClusterConfig) -> str:
+    """Return the condition of success. Complete is the first condition of a TrainJob or, in a queue
+    of Kueue, the second, after Suspended."""
+    return f"status.conditions.{int(bool(gang.preset_fields('labels', cluster)))}.type == Complete"
 
 
-def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the
-    nodes."""
-    pod = worker(name, train, cluster, flags, NODE, HOST.format(name))
+def training_runtime(
+    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]
+) -> Manifest:
+    """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
+    Job for the nodes."""
+    pod = worker_spec(name, train, cluster, flags, NODE, HOST.format(name))
     nodes = worker_job(name, pod, cluster, restarts=True)
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
@@ -48,7 +50,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         },
     ]
 
-    group_policy = gang.fields("runtime", cluster)
+    group_policy = gang.preset_fields("runtime", cluster)
     metadata = gang.queue_metadata(cluster)
 
     return {
@@ -56,7 +58,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         "kind": "TrainingRuntime",
         "metadata": {
             "name": name,
-            "labels": OF_WORKFLOW | {"trainer.kubeflow.org/framework": "torch"},
+            "labels": WORKFLOW_LABEL | {"trainer.kubeflow.org/framework": "torch"},
         },
         "spec": {
             "mlPolicy": {"numNodes": 1, "torch": {}},
@@ -76,7 +78,7 @@ def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list
     return {
         "apiVersion": TRAINER_VERSION,
         "kind": "TrainJob",
-        "metadata": gang.metadata(name, cluster),
+        "metadata": gang.job_metadata(name, cluster),
         "spec": {
             "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
             "trainer": {"numNodes": counts.pods, "numProcPerNode": counts.workers_per_pod},

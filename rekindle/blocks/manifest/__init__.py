@@ -1,1 +1,1 @@
-"""From a config to a manifest."""
+"""Reads a config and renders its manifest."""

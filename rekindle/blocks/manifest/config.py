@@ -2,11 +2,11 @@
 --set.
 
     name: demo
-    train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5
-    overrides both
+    train: {workers: 3}
 
-The class of each section is next to the code that it configures; the workload defines the sections
-`data` and `model`.
+REKINDLE_TRAIN__WORKERS=4 overrides this file, and --set train.workers=5 overrides both. The class
+of each section is next to the code that it configures; the workload defines the sections `data` and
+`model`.
 """
 
 import operator
@@ -32,7 +32,7 @@ from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
-from rekindle.blocks.settings import DEFAULTS, CacheConfig, ClusterConfig
+from rekindle.blocks.settings import POD_DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, without_user
 from rekindle.gate import Gate, check_bounds
 from rekindle.release.serve_config import RetentionConfig, ServeConfig
@@ -52,13 +52,13 @@ from rekindle.workload import DataConfig, load
 DEFAULT_PIPELINE = "pipelines.training"
 # a URL with a password, or with a signature or token in its query, except a variable such as
 # $(PASSWORD)
-PASSWORD = re.compile(
+PASSWORD_URL = re.compile(
     r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@"
     r"|://[^\s?#]*\?(?:[^\s#]*[&_-])?(?:sig|signature|token|password|api_?key|secret)=(?!\$\()[^&\s]",
     re.IGNORECASE,
 )
-MAX_ERRORS = 20  # maximum number of errors of a config in one message
-Keys = tuple[str, ...]  # path of a value: ("train", "workers")
+MAX_ERRORS = 20  # maximum number of errors in one message
+KeyPath = tuple[str, ...]  # path of a value: ("train", "workers")
 
 
 def _default_section(section: type[Section]) -> Any:
@@ -137,7 +137,7 @@ class Config(Section):
     @field_validator("notify", mode="before")
     @classmethod
     def _turn_off(cls, notify: object) -> object:
-        """Let `notify: null` mean the default, without notifications."""
+        """Accept `notify: null` as the default: no notifications."""
         if notify is None:
             return NotifyConfig()
         return notify
@@ -168,8 +168,8 @@ def resolve_data(
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each text in the user's own sections that seems to be a relative path
-    of a file."""
+    """Yield (key, value) of each text in the user's own sections that is the relative path of an
+    existing file."""
     own_sections = [
         *(type(config).model_fields.keys() - Config.model_fields.keys()),
         "data",
@@ -193,7 +193,7 @@ def _is_relative_path(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config and, by dotted path, the origin of each value that is not a default."""
+    """A config, and the origin of each value that is not a default, by dotted path."""
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
@@ -203,12 +203,12 @@ class Loaded:
         as rendered."""
         values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
-        names = dict.fromkeys([*DEFAULTS, *cluster.pods])
+        names = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
 
         values["cluster"]["pods"] = {
             name: cluster.pod(name).model_dump(mode="json") for name in names
         }
-        for keys, value in _leaves(values):
+        for keys, value in _iterate_leaves(values):
             path = ".".join(keys)
             if keys[:2] == ("cluster", "pods"):
                 derived = cluster.origin(keys[2], keys[3])
@@ -232,9 +232,9 @@ class Loaded:
         return "default"
 
 
-def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`. With `loaded`, the keys that its workload and pipeline
-    add are included.
+def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
+    """Describe the keys at and below `key`; with `loaded`, also those that its workload and
+    pipeline add.
 
     Raises ConfigError if no config has such a key.
     """
@@ -254,16 +254,16 @@ def load_config(
     """
     file = project.config(Path(file))
     values, origins = _merge(
-        _settings(file, sets, os.environ if environment is None else environment)
+        _iterate_settings(file, sets, os.environ if environment is None else environment)
     )
     if "workload" not in values:
         raise ConfigError(_missing_workload(file))
 
     modules = _module_names(values, origins)
-    with _prefixed(origins["workload"]):
+    with _prefix_errors(origins["workload"]):
         workload = load(modules["workload"])
 
-    with _prefixed(origins.get("pipeline", str(file))):
+    with _prefix_errors(origins.get("pipeline", str(file))):
         model = _schema(**modules)
 
     other_root = project.other_project(file)
@@ -287,7 +287,7 @@ def load_config(
 
 
 def _merge(
-    settings: Iterable[tuple[Keys, Any, str]],
+    settings: Iterable[tuple[KeyPath, Any, str]],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of all settings, and the origin of each value by its path. A later setting
     replaces earlier ones."""
@@ -296,7 +296,7 @@ def _merge(
     sections: set[str] = set()  # paths of values that have keys below them
 
     for keys, value, origin in settings:
-        _assign(values, keys, value, origin)
+        _assign_value(values, keys, value, origin)
         path = ".".join(keys)
         if path in sections:
             origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
@@ -321,13 +321,13 @@ def _module_names(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict
 def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
     """Raise ConfigError for a gate, a training or families that the workload cannot have."""
     config = loaded.config
-    with _prefixed(loaded.origin_below("gate") or file):
+    with _prefix_errors(loaded.origin_below("gate") or file):
         check_bounds(config.gate, workload.metrics)
 
-    with _prefixed(loaded.origin("train.validation")):
+    with _prefix_errors(loaded.origin("train.validation")):
         check_supported_settings(config.train, workload)
 
-    with _prefixed(loaded.origins.get("train.validation", file)):
+    with _prefix_errors(loaded.origins.get("train.validation", file)):
         families.check_validation(
             families.select(workload, config.families), config.train.validation
         )
@@ -336,7 +336,7 @@ def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
 def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[str]:
     """Return one line for each wrong key or value of a config."""
     errors = error.errors()
-    lines = dict.fromkeys(_sentence(each, loaded, file) for each in errors[:MAX_ERRORS])
+    lines = dict.fromkeys(_describe_error(each, loaded, file) for each in errors[:MAX_ERRORS])
     if len(errors) > MAX_ERRORS:
         lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
 
@@ -344,14 +344,14 @@ def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[
 
 
 def _reject_passwords(loaded: Loaded) -> None:
-    """Raise ConfigError for a URL with a password or signature: the config is recorded, and is
-    shown by `ps` during a run."""
+    """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
+    shows it during a run."""
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
-        if isinstance(value, str) and PASSWORD.search(value):
+        if isinstance(value, str) and PASSWORD_URL.search(value):
             raise ConfigError(
                 f"{without_user(loaded.origin(name))}: {name} is a URL with a password or"
-                " a signature, and whoever can read the manifest or MLflow can read the config:"
+                " a signature, which everyone can read who can read the manifest or MLflow:"
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."
             )
@@ -362,8 +362,8 @@ def _validate(
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
-    Pydantic looks up a `FilePath` or `DirectoryPath` in the working directory. It may lie in the
-    folder of its key.
+    Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If it is not
+    there, it is looked up in the folder that `folder_of` returns for its key.
     """
     context = {"folder_of": folder_of}
 
@@ -380,7 +380,7 @@ def _validate(
 
     for item in missing_paths:
         *parents, last_key = item["loc"]
-        # the location of a value in a union has further parts
+        # the location of a value in a union also has parts that are not keys
         with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
             holder[last_key] = str(
@@ -391,8 +391,8 @@ def _validate(
 
 
 @contextmanager
-def _prefixed(origin: str) -> Iterator[None]:
-    """Name the origin of the wrong value in errors."""
+def _prefix_errors(origin: str) -> Iterator[None]:
+    """Prefix the lines of a ConfigError with the origin of the wrong value."""
     try:
         yield
     except ConfigError as error:
@@ -428,15 +428,15 @@ def _schema(workload: str, pipeline: str) -> type[Config]:
     )
 
 
-def _settings(
+def _iterate_settings(
     file: Path, sets: Iterable[str], environment: Mapping[str, str]
-) -> Iterator[tuple[Keys, Any, str]]:
+) -> Iterator[tuple[KeyPath, Any, str]]:
     if file.suffix == ".py":
         content = {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")}
     else:
         content = None
 
-    for keys, value in _leaves(content or _read(file)):
+    for keys, value in _iterate_leaves(content or _read_config_file(file)):
         yield keys, value, str(file)
 
     variables.check(environment)
@@ -453,7 +453,7 @@ def _settings(
         yield tuple(path.strip().split(".")), _parse_value(text, f"--set {item}"), f"--set {item}"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_config_file(file: Path) -> dict[str, Any]:
     try:
         documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
@@ -482,23 +482,26 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _parse_value(text: str, origin: str) -> Any:
-    """Parse lists, mappings and null as YAML; other values stay text, which the field's type
-    converts."""
+    """Parse lists, mappings and null as YAML; return other values as text, which pydantic converts
+    to the type of the field."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
         return next(iter(parse(text, origin)), None)
     return text
 
 
-def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def _iterate_leaves(
+    values: Mapping[str, Any], above: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
-        keys = (*above, str(key))  # a key may contain dots, such as a node label
+        # not a dotted path: a key, such as a node label, may contain dots
+        keys = (*above, str(key))
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, keys)
+            yield from _iterate_leaves(value, keys)
         else:
             yield keys, value
 
 
-def _assign(values: dict[str, Any], keys: Keys, value: object, origin: str) -> None:
+def _assign_value(values: dict[str, Any], keys: KeyPath, value: object, origin: str) -> None:
     *parents, last = keys
     for depth, parent in enumerate(parents):
         inner = values.setdefault(parent, {})
@@ -513,7 +516,7 @@ def _assign(values: dict[str, Any], keys: Keys, value: object, origin: str) -> N
     values[last] = value
 
 
-def _sentence(error: ErrorDetails, loaded: Loaded, file: str) -> str:
+def _describe_error(error: ErrorDetails, loaded: Loaded, file: str) -> str:
     model = type(loaded.config)
     keys = [str(key) for key in error["loc"] if key != "[key]"]
     path = ".".join(keys)

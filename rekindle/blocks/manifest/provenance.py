@@ -12,33 +12,32 @@ from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.keys import CACHED
 
 # parameters that are also recorded with a release
-RELEASED = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
-# the parameter `manifest` is encoded by `pack`
-PROVENANCE = (*RELEASED, "config", "manifest", CACHED)
-# parameters that only scheduled runs and runs of `backfill` set
-SCHEDULED = "scheduled-time"
+RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
+# `step.pack` encodes the parameter `manifest`
+PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED)
+# parameters that only scheduled runs and `rekindle backfill` set
+SCHEDULED_TIME = "scheduled-time"
 BACKFILL = "backfill"
 # parameters whose values are not part of the manifest's hash
-RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)
+RESERVED_PARAMETERS = (*PROVENANCE_PARAMETERS, SCHEDULED_TIME, BACKFILL)
 
 
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "requirements.txt")
 
 
-def parameter(name: str) -> str:
-    """Return the template tag for the value of a workflow parameter."""
+def parameter_tag(name: str) -> str:
+    """Return the template tag of a workflow parameter."""
     return f"{{{{workflow.parameters.{name}}}}}"
 
 
 def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
-    """Return True if a template of the manifest uses the scheduled time, for example for a moving
-    window."""
-    return SCHEDULED in to_json(manifest["spec"].get("templates") or [])
+    """Return True if a template refers to the scheduled time, for example for a moving window."""
+    return SCHEDULED_TIME in to_json(manifest["spec"].get("templates") or [])
 
 
-def git_sha() -> str:
-    """Return the commit of the project, with -dirty if files were changed; "" outside a
-    repository."""
+def read_git_sha() -> str:
+    """Return the commit of the project, with the suffix -dirty if tracked files differ from it; ""
+    outside a git repository."""
     try:
         with open_repository(project.root()) as repository:
             if repository:
@@ -49,10 +48,10 @@ def git_sha() -> str:
         return ""
 
 
-def lock_file(folder: Path | None = None) -> Path | None:
-    """Return the file with the packages of a project (default: of the current project), or None.
+def find_lock_file(folder: Path | None = None) -> Path | None:
+    """Return the lock file with the pinned packages of a project (default: the current project).
 
-    The file may be in a folder above the project, in the same repository.
+    The file may be in a parent folder in the same repository. Return None if none exists.
     """
     folder = folder or project.root()
     for parent in (folder, *folder.parents):
@@ -64,9 +63,9 @@ def lock_file(folder: Path | None = None) -> Path | None:
     return None
 
 
-def lock_hash(folder: Path | None = None) -> str:
-    """Return the sha256 of `lock_file`, or ""."""
-    file = lock_file(folder)
+def hash_lock_file(folder: Path | None = None) -> str:
+    """Return the sha256 of the lock file; "" if none exists."""
+    file = find_lock_file(folder)
     if file:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     return ""

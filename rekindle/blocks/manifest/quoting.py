@@ -1,9 +1,9 @@
-"""Quoting of template tags for the text in which they are replaced.
+"""Quoting of template tags in manifests, against injection.
 
-Argo replaces a tag by its value, and then the text may be parsed again: the manifest of a resource
-template as JSON, `when` as an expression, flags by kubectl, arguments by the kubelet, which expands
-`$(VARIABLE)`. Values such as the outputs of a step come from outside, so each tag is quoted for the
-place where it stands.
+Argo replaces a tag by its value, and then another program parses the text: the manifest of a
+resource template as JSON, `when` as an expression, flags by kubectl, arguments by the kubelet,
+which expands `$(VARIABLE)`. Values such as the outputs of a step are untrusted, so each tag is
+quoted for the syntax of the text around it.
 """
 
 import re
@@ -13,35 +13,33 @@ from typing import Any
 from rekindle.blocks.wiring import to_expression
 from rekindle.step import to_text
 
-TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
-# values of these tags are names, numbers and paths that Argo or Kubernetes has validated
-CLOSED = re.compile(
+TEMPLATE_TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
+# these tags need no quotes: Argo or Kubernetes has validated their names, times and paths
+SAFE_TAG = re.compile(
     r"workflow\.(name|namespace|uid|status|creationTimestamp(\.s)?)|pod\.name"
     r"|(inputs\.artifacts|outputs\.(artifacts|parameters))\.[\w-]+\.path"
 )
-WORD = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
+WORD_PATTERN = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
-def in_json(value: object) -> Any:
-    """Return an object with the tags in its texts quoted for JSON, in which the object is
-    rendered."""
+def quote_in_json(value: object) -> Any:
+    """Return an object whose tags are quoted for the JSON text that the object is rendered as."""
     return _quote_json(value, "toJson({0})[1:-1]")
 
 
-def input_text(value: object) -> str:
-    """Format an input of a step. The tags in a value that the step reads as JSON are quoted for
-    it."""
+def format_input(value: object) -> str:
+    """Format an input of a step as text; in a value that is not text, quote the tags for JSON."""
     return to_text(
         value if isinstance(value, str) else _quote_json(value, "toJson(string({0}))[1:-1]")
     )
 
 
-def in_argument(text: str) -> str:
-    """Return an argument of a container with its `$` escaped: the kubelet replaces `$(NAME)` by a
-    variable's value."""
+def quote_argument(text: str) -> str:
+    """Return an argument of a container with each `$` escaped: the kubelet would replace `$(NAME)`
+    by an environment variable."""
     pieces: list[str] = []
     end = 0
-    for match in TAG.finditer(text):
+    for match in TEMPLATE_TAG.finditer(text):
         pieces.append(text[end : match.start()].replace("$", "$$"))
         pieces.append(
             _replace_tags(match[0], lambda expression: f"replace({expression}, '$', '$$')")
@@ -51,31 +49,34 @@ def in_argument(text: str) -> str:
     return "".join(pieces)
 
 
-def as_word(text: str) -> str:
-    """Return a text for `when` or kubectl in which the value of a tag is empty unless it is a word.
+def quote_word(text: str) -> str:
+    """Return a text for `when` or kubectl in which a tag's value is replaced by "" unless it is a
+    word.
 
-    A word has only letters, digits and `._/-`, and starts with a letter or digit: it neither ends a
-    quoted text nor is an option.
+    A word has only letters, digits and `._/-`, and starts with a letter or digit: it can neither
+    end a quoted text nor be read as an option.
     """
-    return _replace_tags(text, lambda expression: f"sprig.regexFind('{WORD}', {expression})")
+    return _replace_tags(
+        text, lambda expression: f"sprig.regexFind('{WORD_PATTERN}', {expression})"
+    )
 
 
 def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the expression `origin`, RUN/TASK with its
-    outputs, is not empty."""
-    # Argo shows this condition in the message of a skipped task
-    return {"when": as_word(f"'{{{{={origin}}}}}' == ''")}
+    """Return the task options that skip a task unless the value of the expression `origin`, the
+    RUN/TASK whose outputs are reused, is empty."""
+    # Argo shows the condition, and with it RUN/TASK, in the message of the skipped task
+    return {"when": quote_word(f"'{{{{={origin}}}}}' == ''")}
 
 
-def as_integer(expression: str) -> str:
-    """Return a tag for the value of an expression as an integer; another value leaves the tag,
-    which is refused."""
+def integer_tag(expression: str) -> str:
+    """Return a tag for the integer value of an expression. Argo leaves the tag in the text if the
+    value is not an integer, and Kubernetes rejects that text."""
     return f"{{{{=asInt({expression})}}}}"
 
 
 def _quote_json(value: object, quoted: str) -> Any:
-    """Replace the tags in the texts of a value; `quoted`: the expression with {0} in place of that
-    of the tag."""
+    """Replace each tag in the texts of a value; `quoted`: the new expression, with {0} for the
+    expression of the old tag."""
     if isinstance(value, dict):
         return {
             _quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()
@@ -90,7 +91,7 @@ def _quote_json(value: object, quoted: str) -> Any:
 def _replace_tags(text: str, quote: Callable[[str], str]) -> str:
     def substitute(match: re.Match[str]) -> str:
         is_expression, content = match.groups()
-        if not is_expression and CLOSED.fullmatch(content.strip()):
+        if not is_expression and SAFE_TAG.fullmatch(content.strip()):
             return match[0]
         if is_expression:
             expression = content
@@ -98,4 +99,4 @@ def _replace_tags(text: str, quote: Callable[[str], str]) -> str:
             expression = to_expression(content.strip())
         return f"{{{{={quote(expression)}}}}}"
 
-    return TAG.sub(substitute, text)
+    return TEMPLATE_TAG.sub(substitute, text)

@@ -1,8 +1,4 @@
-"""The manifest of a config: plain data, YAML, and a hash that identifies it.
-
-rekindle render configs/demo.yaml --kind template | kubectl apply -f -
-rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
-"""
+"""Render the manifest of a config, as plain data or YAML, with a hash that identifies it."""
 
 import copy
 import hashlib
@@ -21,13 +17,13 @@ from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT
 from argolocal.manifest.allowed_values import API_VERSION
 from rekindle import project
 from rekindle.blocks.manifest.provenance import (
-    PROVENANCE,
+    PROVENANCE_PARAMETERS,
     RESERVED_PARAMETERS,
-    SCHEDULED,
-    git_sha,
-    lock_hash,
+    SCHEDULED_TIME,
+    hash_lock_file,
+    read_git_sha,
 )
-from rekindle.blocks.pod_settings import Manifest, labels
+from rekindle.blocks.pod_settings import Manifest, workflow_labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.step import pack
@@ -39,15 +35,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["workflow", "template", "cron"]
 
-# Kubernetes rejects objects of 1.5 MB, and Argo adds its status to the same object
+# Kubernetes rejects objects above 1.5 MB, and Argo later adds the status to the same object
 MAX_BYTES = 1_200_000
 FIRST_KEYS = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
-    """Return the manifest of a config; except for the git sha in its parameters, it is the same on
-    every machine."""
-    manifest = _cron(config) if kind == "cron" else _workflow(config)
+    """Return the manifest of a config; it is the same on every machine, except for its provenance
+    parameters."""
+    manifest = _render_cron(config) if kind == "cron" else _build_workflow(config)
     if kind == "template":
         manifest["kind"] = "WorkflowTemplate"
         manifest["metadata"].pop("generateName", None)
@@ -58,19 +54,19 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     config_values = config.model_dump(mode="json")
 
     provenance = {
-        "git_sha": git_sha(),
+        "git_sha": read_git_sha(),
         "config": to_json(config_values),
         "config_hash": _sha256(config_values),
-        "lock_hash": lock_hash(),
+        "lock_hash": hash_lock_file(),
         "manifest_hash": manifest_sha256(manifest),
     }
 
     for parameter in parameters:
-        if parameter["name"] in PROVENANCE:
+        if parameter["name"] in PROVENANCE_PARAMETERS:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
 
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
-    # not in the manifest itself, which must not depend on prices
+    # only in the recorded manifest: the manifest itself must not depend on prices
     prices = Prices.load(project.root())
     if prices:
         prices.check_pods(list_manifest_pods(manifest))
@@ -82,7 +78,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         "kind": "Workflow",
         "metadata": {"generateName": f"{config.name}-"} | metadata,
     }
-    # contains all parameters except `manifest` itself
+    # recorded with all parameters except `manifest` itself
     packed_manifest = pack(to_json(order_keys(run), indent=1))
     for parameter in parameters:
         if parameter["name"] == "manifest":
@@ -98,12 +94,12 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     return manifest
 
 
-def _cron(config: "Config") -> Manifest:
-    """Return the CronWorkflow of the WorkflowTemplate `config.name`. Runs are named NAME-UNIXTIME,
-    one at a time."""
+def _render_cron(config: "Config") -> Manifest:
+    """Return the CronWorkflow that runs the WorkflowTemplate `config.name`, one run at a time.
+    Argo names the runs NAME-UNIXTIME."""
     schedule = config.schedule
-    run_metadata = {"labels": labels(config.name)}
-    arguments = {"parameters": [{"name": SCHEDULED, "value": "{{workflow.scheduledTime}}"}]}
+    run_metadata = {"labels": workflow_labels(config.name)}
+    arguments = {"parameters": [{"name": SCHEDULED_TIME, "value": "{{workflow.scheduledTime}}"}]}
 
     spec = {
         "schedules": [schedule.cron],
@@ -132,7 +128,7 @@ def _cron(config: "Config") -> Manifest:
     }
 
 
-def _workflow(config: "Config") -> Manifest:
+def _build_workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
     pipeline = project.load(config.pipeline, "pipeline", ("build",))
@@ -156,7 +152,8 @@ def _workflow(config: "Config") -> Manifest:
             return workflow.to_dict()
     except RekindleError:
         raise
-    except Exception as error:  # an error in the user's code
+    # an error in the user's code
+    except Exception as error:
         raise ConfigError(
             f"{user_exceptions.describe(error)} Correct the pipeline {config.pipeline}."
         ) from error
@@ -168,11 +165,11 @@ def _workflow(config: "Config") -> Manifest:
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of the manifest's `spec` as JSON with sorted keys and without spaces,
-    UTF-8.
+    """Return the sha256 of the manifest's `spec`, as JSON in UTF-8 with sorted keys and without
+    spaces.
 
-    A Workflow and the WorkflowTemplate of the same pipeline have the same hash: metadata is not
-    included, nor are the values of the workflow parameters that Rekindle sets (provenance, and the
+    A Workflow and the WorkflowTemplate of the same pipeline have the same hash: it includes neither
+    the metadata nor the values of the workflow parameters that Rekindle sets (provenance, and the
     scheduled time of a run).
     """
     spec = copy.deepcopy(manifest["spec"])
@@ -183,21 +180,21 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as YAML, deterministically; texts of several lines (objects to apply) are
-    block scalars."""
+    """Return the manifest as YAML; texts of several lines, such as objects to apply, become block
+    scalars."""
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
-    """Compare `manifest` with the one in `file`, for tests; raise AssertionError with the
-    differences.
+    """Raise AssertionError with the differences between `manifest` and the manifest in `file`; for
+    tests.
 
-    The values of provenance parameters (commit, hashes) are ignored. REGENERATE=1 in the
-    environment writes the file.
+    The comparison ignores the values of provenance parameters (commit, hashes). With REGENERATE=1
+    in the environment, write the file instead.
     """
     manifest = copy.deepcopy(dict(manifest))
     for parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:
-        if parameter["name"] in PROVENANCE:
+        if parameter["name"] in PROVENANCE_PARAMETERS:
             parameter["value"] = ""
 
     text = to_yaml(manifest)
@@ -214,8 +211,8 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
 
 
 def order_keys(value: object) -> Any:
-    """Return plain data with sorted keys, except that identifying keys (kind, name, ...) come
-    first."""
+    """Return `value` with its keys sorted: first the identifying keys (kind, name, ...), then the
+    others by name."""
     if isinstance(value, Mapping):
         keys = sorted(
             value, key=lambda k: (FIRST_KEYS.index(k) if k in FIRST_KEYS else len(FIRST_KEYS), k)
@@ -238,13 +235,13 @@ class _Dumper(yaml.SafeDumper):
         return super().increase_indent(flow, False)
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
     )
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 # texts such as 1e-05 get quotes: Go reads them as numbers or booleans, PyYAML does not
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, FIRST_OF_NUMBERS)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FIRST_OF_NUMBERS)

@@ -1,11 +1,11 @@
-"""The git repository of a project, which may be untrusted: no program that it names is started.
+"""Read the git repository of a project without trusting it: git must not start a program that the
+repository names.
 
-The configuration of a repository, its attributes and its hooks can name programs, and git has no
-switch against all of them. So git does not get this configuration: it reads the objects, the
-references and the index of the repository through a git directory of our own, which has no hooks,
-no remotes and only harmless settings. Objects of other repositories (alternates) are not read. Git
-would wait for a FIFO and read a device without end: their repositories are refused. This is the
-only module that starts git.
+The configuration, attributes and hooks of a repository can name programs, and no option of git
+disables all of them. So git reads the objects, references and index of the repository through
+a private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
+repositories (alternates) are not read. A repository with a FIFO or a device is rejected, because
+git would wait for it, or read it without end. Only this module starts git.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from rekindle.errors import RekindleError
 
 TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
-MAX_TEXT_BYTES = 1 << 20  # of a file that git or this module parses, such as HEAD and config
-MAX_MEMORY_BYTES = 2 << 30  # of git: a small compressed object may unpack to any size
+MAX_TEXT_BYTES = 1 << 20  # size limit of a file that git or this module parses, such as HEAD
+# memory limit of git: a small compressed object may unpack to any size
+MAX_MEMORY_BYTES = 2 << 30
 
-# settings that are values, not names of programs or files: git compares and writes files according
-# to them
+# settings for comparing and writing files that cannot name a program or file
 CORE_SETTINGS = (
     "autocrlf",
     "eol",
@@ -39,15 +39,15 @@ CORE_SETTINGS = (
     "precomposeunicode",
     "symlinks",
 )
-SETTINGS = {
+HARMLESS_SETTINGS = {
     *(f"core.{name}" for name in CORE_SETTINGS),
     "extensions.objectformat",
     "extensions.refstorage",
 }
 SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
-FOLDERS = ("refs", "reftable", "logs")  # parts of a repository that are only data
-FILES = ("packed-refs", "shallow", "info/attributes")
+DATA_FOLDERS = ("refs", "reftable", "logs")  # parts of a repository that are only data
+DATA_FILES = ("packed-refs", "shallow", "info/attributes")
 # files that git reads in the repository of a submodule
 READ_FILES = ("HEAD", "commondir", "config", "config.worktree", "index", "packed-refs", "shallow")
 LFS_POINTER = re.compile(
@@ -70,8 +70,8 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A tracked file. `flag`: S if git skips it in the work tree, lower case if git assumes that it
-    is unchanged."""
+    """A tracked file. `flag`: S if git skips the file in the work tree; lower case if git assumes
+    that the file is unchanged."""
 
     flag: str
     mode: str
@@ -89,8 +89,8 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository. `git` sees it through `private`, a git directory without the settings of the
-    repository."""
+    """A repository, which git reads through `private`, a git directory without the repository's own
+    settings."""
 
     top: Path  # the work tree
     git_dir: Path
@@ -112,16 +112,16 @@ class Repository:
     def find_commit(self, revision: str) -> str:
         """Return the sha of a commit; "" if it does not exist."""
         try:
-            found = self.git(
+            output = self.git(
                 "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
             )
         except GitError:
             return ""
-        return found.decode().strip()
+        return output.decode().strip()
 
     def commit(self) -> str:
-        """Return the current commit, with -dirty if tracked files were changed; "" before the first
-        commit."""
+        """Return the current commit, with the suffix -dirty if tracked files differ from it; ""
+        before the first commit."""
         index_entries = self._index_entries()
         self._reject_special_attributes(index_entries)
 
@@ -160,7 +160,7 @@ class Repository:
         return [IndexEntry(**match.groupdict()) for match in matches if match]
 
     def _reject_special_attributes(self, entries: Iterable[IndexEntry]) -> None:
-        """Raise GitError if a file of attributes that git reads is a FIFO or a device."""
+        """Raise GitError if a .gitattributes file is a FIFO or a device."""
         folders = {os.path.dirname(entry.name) for entry in entries}
         parents = {parent for folder in folders for parent in Path(folder, "file").parents}
         for folder in parents:
@@ -170,12 +170,13 @@ class Repository:
                 raise GitError(f"{path} is not a regular file: remove it.")
 
     def _has_staged_change(self) -> bool:
-        """Return True if the index differs from the commit, also in a submodule."""
+        """Return True if the index differs from the commit, including the commits of
+        submodules."""
         return bool(self.git("diff-index", "--cached", "--raw", "-z", "--no-renames", "HEAD"))
 
     def _has_moved_submodule(self, entries: Iterable[IndexEntry]) -> bool:
-        """Return True if a submodule is at another commit than the index says. Raises GitError if
-        its repository has files that git would wait for."""
+        """Return True if a submodule is at another commit than the index records. Raises GitError
+        if the repository of a submodule contains a FIFO or a device."""
         has_moved = False
         for entry in entries:
             if entry.mode != GITLINK:
@@ -191,7 +192,7 @@ class Repository:
         return has_moved
 
     def _has_unchecked_change(self, entries: Iterable[IndexEntry]) -> bool:
-        """Return True if a file was changed that git does not look at, because of a flag in the
+        """Return True if a file was changed that `git status` ignores because of a flag in the
         index."""
         unchecked = [entry for entry in entries if entry.is_unchecked and entry.mode != GITLINK]
         existing = [entry for entry in unchecked if os.path.lexists(self.top / entry.name)]
@@ -211,8 +212,8 @@ class Repository:
         return False
 
     def _is_change(self, entry: str) -> bool:
-        """Return False if an entry of `git status` is a file of Git LFS with the content that was
-        committed."""
+        """Return True if an entry of `git status` is a change. A Git LFS file with the committed
+        content is not a change."""
         fields = entry.split(" ", 8)
 
         is_changed_file = (
@@ -245,8 +246,8 @@ class Repository:
         self._restore_lfs_files(folder)
 
     def _restore_lfs_files(self, folder: Path) -> None:
-        """Replace the pointers of Git LFS by the files that this clone has fetched, as the filter
-        of LFS would."""
+        """Replace the pointer files of Git LFS by the contents that this clone has fetched, as the
+        filter of Git LFS would."""
         objects = self.common / "lfs" / "objects"
         if not objects.is_dir():
             return
@@ -277,7 +278,7 @@ def open_repository(folder: Path) -> Iterator[Repository | None]:
         git_dir = _git_dir(top)
         common = _named_folder(git_dir / "commondir", "") or git_dir
         repository = Repository(top, git_dir, common, Path(name))
-        _fill(repository)
+        _fill_private_folder(repository)
         yield repository
 
 
@@ -295,8 +296,8 @@ def _git_dir(top: Path) -> Path:
 
 
 def _named_folder(file: Path, prefix: str) -> Path | None:
-    """Return the folder that a file names, relative to the file's own folder; None if the file does
-    not name one."""
+    """Return the folder whose path, relative to `file`, is in `file` after `prefix`; None if there
+    is no such folder."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
     name = text.removeprefix(prefix).strip()
     if not name or "\0" in name or not text.startswith(prefix):
@@ -307,8 +308,8 @@ def _named_folder(file: Path, prefix: str) -> Path | None:
     return None
 
 
-def _fill(repository: Repository) -> None:
-    """Fill the private git directory: links to data, HEAD, and harmless settings."""
+def _fill_private_folder(repository: Repository) -> None:
+    """Fill the private git directory with links to data, HEAD, and harmless settings."""
     private = repository.private
     git_dir = repository.git_dir
     common = repository.common
@@ -328,7 +329,7 @@ def _fill(repository: Repository) -> None:
         )
 
     _reject_special_files(common / "objects")
-    for name in FOLDERS:
+    for name in DATA_FOLDERS:
         _reject_special_files(common / name, MAX_TEXT_BYTES if name == "refs" else None)
 
     for path in (folder / name for folder in (git_dir, common) for name in READ_FILES):
@@ -337,11 +338,11 @@ def _fill(repository: Repository) -> None:
 
     (private / "HEAD").write_bytes(head)
     (private / "info").mkdir()
-    for name in FOLDERS:
+    for name in DATA_FOLDERS:
         if (common / name).is_dir():
             (private / name).symlink_to(common / name)
 
-    for name in FILES:
+    for name in DATA_FILES:
         if (common / name).is_file():
             (private / name).symlink_to(common / name)
 
@@ -349,7 +350,7 @@ def _fill(repository: Repository) -> None:
         if path.is_file():
             (private / path.name).symlink_to(path)
 
-    settings = _settings(repository)
+    settings = _read_settings(repository)
     if "extensions.refstorage" in settings and git_dir != common:
         raise GitError(
             f"{git_dir} has another format of references than files: use the main work tree."
@@ -359,7 +360,8 @@ def _fill(repository: Repository) -> None:
 
 
 def _reject_special_files(path: Path, limit: int | None = None) -> None:
-    """Raise GitError unless a folder has only folders, and regular files of at most `limit` bytes.
+    """Raise GitError unless a folder contains only folders, and regular files of at most `limit`
+    bytes.
 
     A link would lead to objects outside of the repository, as alternates do.
     """
@@ -382,8 +384,8 @@ def _refusal(path: Path | str, reason: str) -> str:
     return f"{path} is {reason}, which is not read: clone the repository again."
 
 
-def _settings(repository: Repository) -> dict[str, str]:
-    """Return the harmless settings of the user, and of the repository."""
+def _read_settings(repository: Repository) -> dict[str, str]:
+    """Return the harmless settings from the configuration of the user and of the repository."""
     (repository.private / "config").write_text(_format_config({}))
 
     list_settings = ["config", "-z", "--list"]
@@ -401,7 +403,7 @@ def _settings(repository: Repository) -> dict[str, str]:
     settings: dict[str, str] = {}
     for entry in b"".join(texts).decode(errors="surrogateescape").split("\0"):
         name, separator, value = entry.partition("\n")
-        if name in SETTINGS and SETTING_VALUE.fullmatch(value):
+        if name in HARMLESS_SETTINGS and SETTING_VALUE.fullmatch(value):
             settings[name] = value if separator else "true"
 
     return settings
@@ -494,8 +496,8 @@ def _read_if_regular(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes | None:
 def _has_content(path: Path, pointer: "re.Match[bytes]") -> bool:
     """Return True if a file has the content that a pointer of Git LFS names."""
     try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != int(pointer["size"]):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != int(pointer["size"]):
             return False
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == pointer["oid"].decode()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rekindle.errors import ConfigError
 
 PREFIX = "REKINDLE_"
-# settings of a process, not keys of a config
+# names without the prefix of the variables that configure a process, not the config
 PROCESS_SETTINGS = (
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
     *("METRICS", "NOTICE", "PATH", "SECRET", "SHM", "TOKEN"),
@@ -24,8 +24,8 @@ def sets_config(name: str) -> bool:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise ConfigError for a misspelt process setting: if it were ignored, another home or project
-    could be used."""
+    """Raise ConfigError for a misspelt process setting: ignoring it could select the wrong home or
+    project."""
     for name in filter(sets_config, names):
         # imported only here: `rekindle --help` does not need difflib
         from difflib import get_close_matches

@@ -21,28 +21,31 @@ def _labels(manifest: Mapping[str, Any]) -> Mapping[str, str]:
     return (manifest.get("metadata") or {}).get("labels") or {}
 
 
-def pipeline(workflow: Mapping[str, Any]) -> str:
-    """Return the pipeline of a run; without a label, the name of the run without its last part."""
+def pipeline_of(workflow: Mapping[str, Any]) -> str:
+    """Return the pipeline of a run from its label or, without the label, from the name of the
+    run."""
     name = workflow["metadata"]["name"]
     return pipeline_label(workflow) or name.rpartition("-")[0] or name
 
 
-def parameter(manifest: Mapping[str, Any], name: str) -> str:
+def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
     """Return the value of a workflow parameter; "" if it is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
 
 
-def config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config in the workflow parameter `config`; {} without the parameter. Raises
     InvalidDocument."""
     name = (manifest.get("metadata") or {}).get("name") or "the workflow"
-    return parse_object(parameter(manifest, "config") or "{}", f"the parameter `config` of {name}")
+    return parse_object(
+        read_parameter(manifest, "config") or "{}", f"the parameter `config` of {name}"
+    )
 
 
-def config_or_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a manifest; {} if Rekindle has not rendered the manifest."""
+def read_config_or_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a manifest; {} if its parameter `config` is not a config."""
     try:
-        return config(manifest)
+        return read_config(manifest)
     except InvalidDocument:
         return {}

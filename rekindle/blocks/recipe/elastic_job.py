@@ -7,21 +7,21 @@ from typing import Any
 
 from hera.workflows import Resource
 
-from rekindle.blocks.binding import reject_unknown, validate_inputs
-from rekindle.blocks.container import command, retries
-from rekindle.blocks.dag_scope import Stored
-from rekindle.blocks.dependencies import PHASES, after_any
+from rekindle.blocks.binding import check_input_names, validate_inputs
+from rekindle.blocks.container import limit_retries, step_flags
+from rekindle.blocks.dag_scope import StoredArtifact
+from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.jobs.backends import BACKENDS, ManifestBuilder
-from rekindle.blocks.jobs.harvest import KIND as HARVEST
-from rekindle.blocks.jobs.harvest import harvest, limit_to_minimum
+from rekindle.blocks.jobs.harvest import HARVEST_KIND as HARVEST
+from rekindle.blocks.jobs.harvest import harvest_deployment, limit_to_minimum
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.recipe.job import Job, add_job, find_sources, held_out, watch
-from rekindle.blocks.resource import apply, render, text
+from rekindle.blocks.recipe.job import Job, add_job, find_sources, held_out_settings, watch_template
+from rekindle.blocks.resource import apply_template, render, text_tag
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
-from rekindle.blocks.workflow import FAILED, at_exit, current
+from rekindle.blocks.workflow import WORKFLOW_FAILED, at_exit, current_pipeline
 from rekindle.keys import CHECKPOINTS, MODEL, REUSED_MODELS, cached_key, cached_name, key, reuse
 from rekindle.sections import Section
 from rekindle.step import load
@@ -30,25 +30,25 @@ from rekindle.training.spec import TrainConfig
 
 @dataclass(frozen=True)
 class Training:
-    """The objects of one training have the same name and settings, and their processes get the same
-    flags. `parameters`: values of the tags in the flags."""
+    """The settings that all Kubernetes objects of one training share. `flags`: arguments of their
+    processes; `parameters`: values of the template tags in `flags`."""
 
     task: str
     object_name: str
     train: TrainConfig
     cluster: ClusterConfig
     flags: Mapping[str, Any]
-    dataset: Stored
+    dataset: StoredArtifact
     parameters: Mapping[str, Any]
 
     def manifest(self, build: ManifestBuilder, **more_flags: str) -> Manifest:
         """Return the object that `build` makes."""
-        flags = command("steps.train", {**self.flags, **more_flags})
+        flags = step_flags("steps.train", {**self.flags, **more_flags})
         return build(self.object_name, self.train, self.cluster, flags)
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedObject:
     """A task that applies an object of the training, and the function that builds this object."""
 
     task: str
@@ -57,17 +57,17 @@ class Applied:
 
 
 def train_elastic(
-    data: Block, *, task: str, train: TrainConfig, model: Section, **inputs: Any
+    data: Block, *, task: str, train: TrainConfig, model: Section, **inputs: object
 ) -> Block:
     """Train one model in an elastic job, after the tasks that apply its Secret and runtime."""
-    pipeline = current()
+    pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     backend = BACKENDS[cluster.backend]
-    training = _plan(data, task, limit_to_minimum(train, cluster), model, inputs)
+    training = _define_training(data, task, limit_to_minimum(train, cluster), model, inputs)
 
-    # a runtime has the flags of its job
+    # with a runtime, the flags are in the runtime instead of the job
     job_parameters = {} if backend.runtime else training.parameters
-    template = watch(
+    template = watch_template(
         training.task,
         training.manifest(backend.job),
         parameters=job_parameters,
@@ -75,14 +75,19 @@ def train_elastic(
         failure=backend.failure,
     )
     parameters = training.parameters
-    unless_cached = pipeline.reuse(training.task)
+    unless_cached = pipeline.skip_if_cached(training.task)
     unless_reused = _skip_if_reused(data, training.task) or unless_cached
 
-    # needs no permission to read Secrets; without parameters, `prepare` may still run
+    # a server-side apply needs no permission to read Secrets. The task has no inputs, so it can run
+    # while `prepare` still runs.
     flags = ["--server-side"]
-    predecessors = [_apply(training, "secret", _build_secret, {}, unless_cached, flags=flags)]
+    predecessors = [
+        _add_apply_task(training, "secret", _build_secret, {}, unless_cached, flags=flags)
+    ]
     if backend.runtime:
-        predecessors.append(_apply(training, "runtime", backend.runtime, parameters, unless_reused))
+        predecessors.append(
+            _add_apply_task(training, "runtime", backend.runtime, parameters, unless_reused)
+        )
 
     names = [applied.task for applied in predecessors]
     job = Job(
@@ -99,34 +104,36 @@ def train_elastic(
     block.inputs = {
         "dataset": training.dataset,
         **parameters,
-        "held_out": held_out(train),
+        "held_out": held_out_settings(train),
     }
 
-    objects = [Applied(training.task, template, backend.job), *predecessors]
+    objects = [AppliedObject(training.task, template, backend.job), *predecessors]
     if cluster.harvest:
-        build = partial(harvest, host=backend.host)
+        build = partial(harvest_deployment, host=backend.host)
         uses = [training.dataset]
         objects.append(
-            _apply(training, "harvest", build, parameters, unless_reused, after=names, uses=uses)
+            _add_apply_task(
+                training, "harvest", build, parameters, unless_reused, after=names, uses=uses
+            )
         )
         _delete_at_end(training)
 
-    set_part = partial(_set_part, training, objects)
+    set_part = partial(_pass_training_name, training, objects)
     pipeline.part_setters.setdefault("train", []).append(set_part)
     return block
 
 
-def _plan(
+def _define_training(
     data: Block, task: str, train: TrainConfig, model: Section, inputs: Mapping[str, Any]
 ) -> Training:
-    """Name a training and check its flags. Raises WiringError."""
-    pipeline = current()
+    """Reserve the name of a training, and validate its flags. Raises WiringError."""
+    pipeline = current_pipeline()
     config = pipeline.config
     sources = find_sources(data, inputs)
     if inputs.get("start"):
         sources["start"] = inputs["start"]
 
-    name = pipeline.name(task, "train")
+    name = pipeline.reserve_name(task, "train")
     dataset = sources.pop("dataset")
     more_inputs = {
         field: value
@@ -141,11 +148,11 @@ def _plan(
         "dataset": dataset.key,
         "out": key(name, MODEL),
         "checkpoints": key(name, CHECKPOINTS),
-        **{field: text(field) for field in sources},
+        **{field: text_tag(field) for field in sources},
         "reuse": reuse(),
     }
     fields = load("steps.train").Inputs.model_fields
-    reject_unknown(name, flags, fields, ("task", "train", "model"))
+    check_input_names(name, flags, fields, ("task", "train", "model"))
     validate_inputs(name, {**sources, **more_inputs}, fields)
 
     object_name = pipeline.job_name(name, BACKENDS[config.cluster.backend].max_name_length)
@@ -153,15 +160,15 @@ def _plan(
 
 
 def _skip_if_reused(data: Block, task: str) -> dict[str, Any]:
-    """Return the options that skip a task if `prepare` has found the model of the training `task`;
-    {} without such a `prepare`."""
+    """Return the options that skip a task if `prepare` has found a cached model for the training
+    `task`; {} if no `prepare` looks for cached models."""
     models = resolve(data, REUSED_MODELS, "")
     if models:
         return skip_if(f"jsonpath({models.expression}, '$.{cached_name(task)}.at')")
     return {}
 
 
-def _apply(
+def _add_apply_task(
     training: Training,
     suffix: str,
     build: ManifestBuilder,
@@ -170,22 +177,22 @@ def _apply(
     *,
     flags: list[str] | None = None,
     after: Sequence[str] = (),
-    uses: Sequence[Stored] = (),
-) -> Applied:
+    uses: Sequence[StoredArtifact] = (),
+) -> AppliedObject:
     """Add the task that applies an object of a training."""
-    pipeline = current()
+    pipeline = current_pipeline()
     task = f"{training.task}-{suffix}"
-    template = apply(
+    template = apply_template(
         pipeline.template_name(task),
         training.manifest(build),
         inputs=tuple(parameters),
         owned=True,
         flags=flags,
-        retry=retries(training.cluster.retries),
+        retry=limit_retries(training.cluster.retries),
     )
-    name = pipeline.name("", task)
-    pipeline.add(name, template, parameters, options, after, uses)
-    return Applied(name, template, build)
+    name = pipeline.reserve_name("", task)
+    pipeline.add_task(name, template, parameters, options, after, uses)
+    return AppliedObject(name, template, build)
 
 
 def _build_secret(name: str, *_: object) -> Manifest:
@@ -193,20 +200,21 @@ def _build_secret(name: str, *_: object) -> Manifest:
 
 
 def _delete_at_end(training: Training) -> None:
-    """Delete the extra workers when the job of the training ends."""
-    pipeline = current()
+    """Add the tasks that delete the extra workers when the job of the training ends."""
+    pipeline = current_pipeline()
     deletion = (f"{training.task}-harvest-end", HARVEST, training.object_name)
 
-    end = pipeline.delete(*deletion)
-    end.waits_for = after_any([training.task], PHASES)
-    pipeline.scope().guarded.append(training.task)
+    end = pipeline.add_deletion(*deletion)
+    end.waits_for = after_any([training.task], FINAL_PHASES)
+    pipeline.current_scope().guarded.append(training.task)
 
-    with at_exit():  # in case the workflow is stopped
-        pipeline.delete(*deletion, when=FAILED)
+    # in case the workflow is stopped
+    with at_exit():
+        pipeline.add_deletion(*deletion, when=WORKFLOW_FAILED)
 
 
-def _set_part(training: Training, objects: list[Applied]) -> None:
-    """Pass the name of the training to its processes, for a run with several trainings."""
+def _pass_training_name(training: Training, objects: list[AppliedObject]) -> None:
+    """Pass the name of the training to its processes: needed if a run has several trainings."""
     for applied in objects:
         manifest = training.manifest(applied.build, part=training.task)
         applied.template.manifest = render(manifest)

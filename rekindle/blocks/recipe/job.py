@@ -7,23 +7,23 @@ from typing import Any
 from hera.workflows import Resource
 
 from rekindle.blocks.container import retry_watcher
-from rekindle.blocks.dag_scope import Producer, Stored
+from rekindle.blocks.dag_scope import Producer, StoredArtifact
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import apply
+from rekindle.blocks.resource import apply_template
 from rekindle.blocks.wiring import Block, Outputs, refuse, resolve
-from rekindle.blocks.workflow import current
+from rekindle.blocks.workflow import current_pipeline
 from rekindle.training.spec import TrainConfig
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job with the name of its task. `template` gets the `parameters`; `dataset` is read by its
-    key, and the model is stored under `model_key`."""
+    """A training job and its task, which have the same name. The task passes `parameters` to
+    `template`; the job reads `dataset` and stores its model under `model_key`."""
 
     task: str
     kind: str
     template: Resource
-    dataset: Stored
+    dataset: StoredArtifact
     model_key: str
     parameters: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
     names = ("dataset", "digest", "run_id")
     sources = {name: inputs.get(name) or resolve(data, name) for name in names}
 
-    if not isinstance(sources["dataset"], Stored):
+    if not isinstance(sources["dataset"], StoredArtifact):
         refuse(
             "a training gets its dataset by key: pass the artifact of a block, as in"
             " TASK.outputs.dataset."
@@ -48,12 +48,12 @@ def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return sources
 
 
-def held_out(train: TrainConfig) -> dict[str, Any]:
-    """Return the settings that determine the samples which no training has seen."""
+def held_out_settings(train: TrainConfig) -> dict[str, Any]:
+    """Return the settings that determine which samples are held out from training."""
     return {name: getattr(train, name) for name in TrainConfig.HELD_OUT_SETTINGS}
 
 
-def watch(
+def watch_template(
     task: str,
     manifest: Manifest,
     *,
@@ -62,8 +62,8 @@ def watch(
     failure: tuple[str, ...],
 ) -> Resource:
     """Return the template that applies a job and waits until it succeeds or fails."""
-    pipeline = current()
-    return apply(
+    pipeline = current_pipeline()
+    return apply_template(
         pipeline.template_name(task),
         manifest,
         inputs=tuple(parameters),
@@ -76,13 +76,15 @@ def watch(
 
 def add_job(job: Job, data: Block) -> Block:
     """Add the task of a job that trains on the dataset of `data`. Output: model."""
-    pipeline = current()
-    block = pipeline.add(
+    pipeline = current_pipeline()
+    block = pipeline.add_task(
         job.task, job.template, job.parameters, job.options, job.after, uses=[job.dataset]
     )
 
-    producer = Producer(pipeline.scope(), job.task)
-    block.outputs = Outputs(job.task, {"model": Stored.from_key("model", job.model_key, producer)})
+    producer = Producer(pipeline.current_scope(), job.task)
+    block.outputs = Outputs(
+        job.task, {"model": StoredArtifact.from_key("model", job.model_key, producer)}
+    )
     pipeline.jobs[job.task] = job.kind
 
     return block.follow(data)

@@ -1,16 +1,16 @@
-"""Training with another framework: a job of the training operator whose pods run a step of the
-user."""
+"""Training with another framework: a job of Kubeflow's training operator whose pods run a step of
+the project."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rekindle.blocks.binding import as_json, load_step, reject_unknown, validate_inputs
-from rekindle.blocks.container import command
+from rekindle.blocks.binding import check_input_names, dump_model, load_step, validate_inputs
+from rekindle.blocks.container import step_flags
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
-from rekindle.blocks.recipe.job import Job, add_job, find_sources, watch
-from rekindle.blocks.resource import text
+from rekindle.blocks.recipe.job import Job, add_job, find_sources, watch_template
+from rekindle.blocks.resource import text_tag
 from rekindle.blocks.wiring import Block, describe, refuse
-from rekindle.blocks.workflow import current
+from rekindle.blocks.workflow import current_pipeline
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import MODEL, key
 from rekindle.step import short_name
@@ -25,7 +25,7 @@ def job(
     task: str = "",
     pod: str = "train",
     spec: Mapping[str, Any] | None = None,
-    **inputs: Any,
+    **inputs: object,
 ) -> Block:
     """Train with another framework: a job of `kind` whose pods, by role in `replicas`, run the step
     `module`.
@@ -34,15 +34,15 @@ def job(
     model.safetensors and model.json), `digest`, `run_id`, `workload` and `model`. In an MPIJob, the
     Launcher runs the step. Output: model.
     """
-    pipeline = current()
+    pipeline = current_pipeline()
     config = pipeline.config
 
     _check_job(kind, replicas)
     sources = find_sources(data, inputs)
-    name = pipeline.name(task, short_name(module))
+    name = pipeline.reserve_name(task, short_name(module))
     fields = load_step(module).Inputs.model_fields
     parameters = {field: sources[field] for field in ("digest", "run_id") if field in fields}
-    args = _args(module, name, sources, parameters, inputs)
+    args = _step_arguments(module, name, sources, parameters, inputs)
 
     try:
         settings = config.cluster.pod(pod)
@@ -54,7 +54,9 @@ def job(
         refuse(" ".join(error.lines))
 
     success = FRAMEWORKS[kind].success
-    template = watch(name, manifest, parameters=parameters, success=success, failure=FAILURE)
+    template = watch_template(
+        name, manifest, parameters=parameters, success=success, failure=FAILURE
+    )
     job = Job(
         task=name,
         kind=kind,
@@ -70,7 +72,7 @@ def job(
 
 
 def _check_job(kind: str, replicas: Mapping[str, int]) -> None:
-    """Raise WiringError for an unknown kind, and for replicas that are not numbers."""
+    """Raise WiringError if the kind is unknown, or a number of replicas is not an integer."""
     if kind not in FRAMEWORKS:
         refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
 
@@ -83,27 +85,28 @@ def _check_job(kind: str, replicas: Mapping[str, int]) -> None:
         )
 
 
-def _args(
+def _step_arguments(
     module: str,
     task: str,
     sources: Mapping[str, Any],
     parameters: Iterable[str],
     inputs: Mapping[str, Any],
 ) -> list[str]:
-    """Return the arguments of the step, with tags for `parameters`. Raises WiringError."""
-    config = current().config
+    """Return the arguments of `python` that run the step, with template tags for `parameters`.
+    Raises WiringError."""
+    config = current_pipeline().config
     fields = load_step(module).Inputs.model_fields
     own_inputs = {field: value for field, value in inputs.items() if field not in sources}
     defaults = {
         "workload": config.workload,
         "model": config.model,
         "dataset": sources["dataset"].key,
-        **{field: text(field) for field in parameters},
+        **{field: text_tag(field) for field in parameters},
         "out": key(task, MODEL),
     }
     values = {field: value for field, value in defaults.items() if field in fields} | own_inputs
 
-    reject_unknown(task, values, fields)
-    texts = {field: as_json(value) for field, value in own_inputs.items()}
+    check_input_names(task, values, fields)
+    texts = {field: dump_model(value) for field, value in own_inputs.items()}
     validate_inputs(task, texts, fields)
-    return ["-m", "rekindle", "step", module, *command(module, values)]
+    return ["-m", "rekindle", "step", module, *step_flags(module, values)]

@@ -1,5 +1,5 @@
-"""The group `promote`, which verifies and promotes a release, and the tasks that then switch
-clients to it and remove servers."""
+"""The group `promote`, which verifies and promotes a release, and the tasks after it, which switch
+clients to the release and remove servers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,14 +7,14 @@ from typing import Any
 from hera.workflows import Parameter
 from hera.workflows import models as m
 
-from rekindle.blocks.container import retries
+from rekindle.blocks.container import limit_retries
 from rekindle.blocks.dependencies import FAILURES, after_all, after_any
-from rekindle.blocks.manifest.quoting import as_word
-from rekindle.blocks.recipe.servers import Servers, deployment_of
-from rekindle.blocks.resource import apply
+from rekindle.blocks.manifest.quoting import quote_word
+from rekindle.blocks.recipe.servers import Servers, deployment_manifest
+from rekindle.blocks.resource import apply_template
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving.route import http_route
-from rekindle.blocks.serving.switch import switch
+from rekindle.blocks.serving.switch import switch_dag
 from rekindle.blocks.wiring import (
     Block,
     Condition,
@@ -24,22 +24,30 @@ from rekindle.blocks.wiring import (
     resolve_missing,
     to_expression,
 )
-from rekindle.blocks.workflow import FAILED, at_exit, current, nested, repeat, step
+from rekindle.blocks.workflow import (
+    WORKFLOW_FAILED,
+    at_exit,
+    current_pipeline,
+    nested_dag,
+    repeat,
+    step,
+)
 from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
 
-OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
+SERVER_KINDS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
 # outputs of the group
-RESULTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")
-# maximum number of repeated evaluations, because the champion has changed again
+GROUP_OUTPUTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")
+# maximum number of times that a changed champion causes another evaluation
 MAX_REPETITIONS = 5
 
 
 def add_promotion(deployed: Block, servers: Servers, values: dict[str, Any], task: str) -> Block:
-    """Add the group that verifies the new servers with the inputs `values`, and promotes them."""
+    """Add the group that verifies the new servers with the inputs `values`, and then promotes the
+    model."""
     suffix = task.removeprefix("verify").removeprefix("-")
-    name = current().name(f"promote-{suffix}" if suffix else "", "promote")
-    with nested(name, after=[deployed.name]) as promotion:
-        kinds = _attempt(deployed, servers, values, task)
+    name = current_pipeline().reserve_name(f"promote-{suffix}" if suffix else "", "promote")
+    with nested_dag(name, after=[deployed.name]) as promotion:
+        kinds = _add_attempt(deployed, servers, values, task)
 
     path = f"tasks.{promotion.name}.outputs.parameters"
     outputs = {result: Value(result, f"{path}.{result}", kind) for result, kind in kinds.items()}
@@ -48,23 +56,25 @@ def add_promotion(deployed: Block, servers: Servers, values: dict[str, Any], tas
     return promotion.follow(deployed)
 
 
-def _attempt(
+def _add_attempt(
     deployed: Block, servers: Servers, values: dict[str, Any], task: str
 ) -> dict[str, Any]:
     """Add the tasks that verify and promote a release to the active group; return the group's
     outputs and their types.
 
-    If the champion has changed, the evaluation is repeated, and the group calls itself if its
-    verdict is `release`.
+    If the champion has changed, the group repeats the evaluation and, with the verdict `release`,
+    calls itself.
     """
-    pipeline = current()
-    scope = pipeline.scope()
+    pipeline = current_pipeline()
+    scope = pipeline.current_scope()
     evaluation = _find_evaluation(deployed)
     limits = {
         "champion": values["champion"],
         "repetitions": str(MAX_REPETITIONS if evaluation else 0),
     }
-    values = values | {name: pipeline.pass_in(scope, name, value) for name, value in limits.items()}
+    values = values | {
+        name: pipeline.pass_to_group(scope, name, value) for name, value in limits.items()
+    }
 
     inputs = dict(values)
     if servers.serve.canary:
@@ -76,7 +86,7 @@ def _attempt(
         canary = _add_canary(servers, first, can_repeat=bool(evaluation))
         last = _verify_again(first, canary, values)
 
-    results = _results(last)
+    results = _group_outputs(last)
     kinds = {name: result.kind for name, result in results.items()}
     expressions = {name: result.expression for name, result in results.items()}
     if evaluation:
@@ -86,7 +96,7 @@ def _attempt(
         passed = _not_rolled_back(canary).text
         expressions = {
             name: f"{passed} ? ({expressions[name]}) : {result.expression}"
-            for name, result in _results(first).items()
+            for name, result in _group_outputs(first).items()
         }
 
     scope.dag.outputs = [
@@ -96,13 +106,13 @@ def _attempt(
     return kinds
 
 
-def _results(verification: Block) -> dict[str, Value]:
-    return {name: getattr(verification.outputs, name) for name in RESULTS}
+def _group_outputs(verification: Block) -> dict[str, Value]:
+    return {name: getattr(verification.outputs, name) for name in GROUP_OUTPUTS}
 
 
 def _find_evaluation(block: Block) -> Block | None:
-    """Return the block whose verdict released a model, or None if it also made the model and cannot
-    judge it again."""
+    """Return the block with the verdict on a model, or None if the block cannot be repeated because
+    it also creates the model."""
     evaluation = find_provider(block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
@@ -113,7 +123,8 @@ def _find_evaluation(block: Block) -> Block | None:
 
 
 def _verify_again(first: Block, canary: Block, values: dict[str, Any]) -> Block:
-    """Add the verification after the rollout, which promotes the release."""
+    """Add the verification after the rollout of a canary; this verification promotes the
+    release."""
     if first.name.startswith("verify"):
         suffix = first.name.removeprefix("verify")
     else:
@@ -131,13 +142,14 @@ def _verify_again(first: Block, canary: Block, values: dict[str, Any]) -> Block:
 def _repeat_evaluation(
     evaluation: Block, verification: Block, expressions: dict[str, str]
 ) -> dict[str, str]:
-    """Evaluate again if the champion has changed, and then run the group again; return the
-    expressions of the results of the last repetition."""
+    """Add the tasks that evaluate again if the champion has changed, and then run the group again;
+    return the expressions of the outputs, from the last repetition."""
     promoted = verification.outputs.promoted
     again = repeat(evaluation, when=promoted == False)  # noqa: E712
-    again.waits_for = after_all([f"{verification.name}.Succeeded"])  # and not if it was skipped
+    # Succeeded: a skipped verification must not cause another evaluation
+    again.waits_for = after_all([f"{verification.name}.Succeeded"])
 
-    following = current().repeat_group(again)
+    following = current_pipeline().repeat_group(again)
     is_last = f"{promoted.expression} == 'true' || {again.outputs.verdict.expression} != 'release'"
     return {
         name: f"{is_last} ? {expression} : "
@@ -147,20 +159,20 @@ def _repeat_evaluation(
 
 
 def _not_rolled_back(canary: Block) -> Condition:
-    """Return the condition that a canary was not rolled back."""
+    """Return the condition that the canary passed, or ended because the champion changed."""
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 
 
 def _add_canary(servers: Servers, verified: Block, can_repeat: bool) -> Block:
-    """Increase the candidate's share of the requests while it is as good as the champion. Output:
-    canary."""
-    pipeline = current()
-    template = canaries.rollout(
+    """Add the rollout, which increases the candidate's share of the requests while the candidate is
+    as good as the champion. Output: canary."""
+    pipeline = current_pipeline()
+    template = canaries.rollout_dag(
         pipeline.template_name,
-        pipeline.container("steps.canary", "canary"),
+        pipeline.step_template("steps.canary", "canary"),
         servers.model,
         servers.serve,
-        deployment_of(servers.model, pipeline.config.cluster, servers.serve),
+        deployment_manifest(servers.model, pipeline.config.cluster, servers.serve),
         can_repeat,
     )
     values = {
@@ -169,62 +181,72 @@ def _add_canary(servers: Servers, verified: Block, can_repeat: bool) -> Block:
         "percent": "0",
     }
 
-    name = pipeline.name("", "canary")
-    block = pipeline.add(name, template, values).follow(verified)
+    name = pipeline.reserve_name("", "canary")
+    block = pipeline.add_task(name, template, values).follow(verified)
     outcome = Value("canary", f"tasks.{name}.outputs.parameters.canary", str)
     block.outputs = Outputs(name, {"canary": outcome})
-    _unshare(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
+    _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
 
-    with at_exit():  # in case the workflow is stopped during the rollout
-        _unshare(servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=FAILED)
+    # in case the workflow is stopped during the rollout
+    with at_exit():
+        _add_unshare_task(
+            servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED
+        )
 
     return block
 
 
-def _unshare(servers: Servers, candidates: str, after: Iterable[str] = (), **options: Any) -> None:
-    """End the share of the requests that `candidates` get: names or labels of their Deployments."""
-    pipeline = current()
+def _add_unshare_task(
+    servers: Servers, candidates: str, after: Iterable[str] = (), **options: object
+) -> None:
+    """Add a task that ends the share of the requests of `candidates`, the name or label selector of
+    their Deployments."""
+    pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
-        pipeline.delete("unshare", "deployment", candidates, after, **options)
+        pipeline.add_deletion("unshare", "deployment", candidates, after, **options)
         return
 
     templates = pipeline.unshare_templates
     if servers.model not in templates:
         unshared = http_route(servers.model, servers.serve)
         name = pipeline.template_name("unshare")
-        templates[servers.model] = apply(name, unshared, retry=retries(2))
+        templates[servers.model] = apply_template(name, unshared, retry=limit_retries(2))
 
-    pipeline.add(pipeline.name("", "unshare"), templates[servers.model], {}, options, after)
+    pipeline.add_task(
+        pipeline.reserve_name("", "unshare"), templates[servers.model], {}, options, after
+    )
 
 
 def switch_clients(deployed: Block, servers: Servers, promotion: Block) -> None:
-    """Add the tasks after a promotion: switch clients to the new servers, scale earlier servers to
-    zero, delete expired and failed servers."""
-    pipeline = current()
-    champion = pipeline.container("steps.champion", "champion")
-    template = switch(pipeline.template_name, champion, servers.model, servers.serve)
+    """Add the tasks after a promotion, which switch clients to the new servers, scale earlier
+    servers to zero, and delete expired and failed servers."""
+    pipeline = current_pipeline()
+    champion = pipeline.step_template("steps.champion", "champion")
+    template = switch_dag(pipeline.template_name, champion, servers.model, servers.serve)
     values = {"server": servers.name, "running": promotion.outputs.running}
-    task = pipeline.add(pipeline.name("", "switch"), template, values, after=[promotion.name]).name
+    task = pipeline.add_task(
+        pipeline.reserve_name("", "switch"), template, values, after=[promotion.name]
+    ).name
 
     if servers.serve.canary:
-        _unshare(servers, f"{servers.name}-canary", [task])
+        _add_unshare_task(servers, f"{servers.name}-canary", [task])
 
     champion_server = f"'{{{{tasks.{task}.outputs.parameters.deployment}}}}'"
-    pipeline.delete(
+    pipeline.add_deletion(
         "expire",
-        OBJECTS,
+        SERVER_KINDS,
         "{{item}}",
         [task],
         with_param=promotion.outputs.expired,
-        when=as_word(f"{champion_server} == '{servers.name}'"),
+        when=quote_word(f"{champion_server} == '{servers.name}'"),
     )
 
     # the candidate may be an earlier release that a rollback has just made the champion
-    is_refused = as_word(
+    is_refused = quote_word(
         f"{champion_server} != '{servers.name}' && '{promotion.outputs.promoted}' == 'false'"
     )
-    pipeline.delete("take-back", OBJECTS, servers.name, [task], when=is_refused)
+    pipeline.add_deletion("take-back", SERVER_KINDS, servers.name, [task], when=is_refused)
 
-    withdraw = pipeline.delete("withdraw", OBJECTS, servers.name)
+    withdraw = pipeline.add_deletion("withdraw", SERVER_KINDS, servers.name)
     withdraw.waits_for = after_any([deployed.name, promotion.name], FAILURES)
-    pipeline.scope().guarded += [promotion.name, task]
+    pipeline.current_scope().guarded += [promotion.name, task]

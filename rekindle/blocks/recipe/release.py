@@ -1,4 +1,4 @@
-"""Blocks from a model to its servers: evaluate → release → deploy → verify."""
+"""Blocks that release a model: evaluate → release → deploy → verify."""
 
 from functools import partial
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from hera.workflows import models as m
 
 from rekindle.blocks.binding import check_section, check_workload
-from rekindle.blocks.container import RETRY_CONDITION, retries
-from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
-from rekindle.blocks.pod_settings import token
+from rekindle.blocks.container import RETRY_CONDITION, limit_retries
+from rekindle.blocks.manifest.provenance import BACKFILL, RELEASE_PARAMETERS, parameter_tag
+from rekindle.blocks.pod_settings import token_variables
 from rekindle.blocks.recipe.promotion import add_promotion, switch_clients
-from rekindle.blocks.recipe.servers import Servers, digest, start_template
+from rekindle.blocks.recipe.servers import Servers, servers_digest, start_template
 from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS
 from rekindle.blocks.wiring import (
     Block,
@@ -20,24 +20,24 @@ from rekindle.blocks.wiring import (
     resolve_digest,
     resolve_missing,
 )
-from rekindle.blocks.workflow import current, group, step
+from rekindle.blocks.workflow import current_pipeline, group, step
 from rekindle.release.serve_config import PORT, ServeConfig
 
 # outputs of earlier blocks that `verify` gets
-VERIFIED = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")
+VERIFY_INPUTS = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")
 
 
-def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
+def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
     """Compare a model with the champion on the test rows. Outputs: verdict, reason, metrics,
     report, ..."""
-    config = current().config
+    config = current_pipeline().config
 
     values = {
         "workload": config.workload,
         "name": config.name,
         **dict(config.gate),
-        "servers": digest(config.cluster, config.serve),
-        "backfill": parameter(BACKFILL),
+        "servers": servers_digest(config.cluster, config.serve),
+        "backfill": parameter_tag(BACKFILL),
         "max_batch": config.serve.max_batch,
         **resolve_missing(model, inputs, "run_id", "dataset", "model"),
         **resolve_digest(model, inputs),
@@ -47,22 +47,24 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     check_workload(values["workload"], **bounds)
 
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
-    evaluation.outputs.metrics.keys = current().metrics
-    current().part_setters.setdefault("evaluate", []).append(partial(_set_part, evaluation))
+    evaluation.outputs.metrics.keys = current_pipeline().metrics
+    current_pipeline().part_setters.setdefault("evaluate", []).append(
+        partial(_pass_task_name, evaluation)
+    )
 
     return evaluation
 
 
-def _set_part(evaluation: Block) -> None:
+def _pass_task_name(evaluation: Block) -> None:
     for block in (evaluation, *evaluation.repetitions):
         arguments: dict[str, Any] = block.arguments  # pyright: ignore[reportAssignmentType]
         arguments.setdefault("part", evaluation.name)
 
 
-def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
+def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
     """Upload and register a model with the verdict `release`. Outputs: model_uri, version,
     content."""
-    config = current().config
+    config = current_pipeline().config
     image = config.cluster.pod("train").image
 
     values = {
@@ -74,22 +76,22 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
         "champion": resolve(evaluation, "champion", ""),
         "parameters": "{{workflow.parameters.json}}",
         "created": "{{workflow.creationTimestamp}}",
-        **{name: parameter(name) for name in RELEASED},
+        **{name: parameter_tag(name) for name in RELEASE_PARAMETERS},
         **inputs,
     }
     return step("steps.release", task=task, inputs=values).follow(evaluation)
 
 
 def _raw_data_digest(evaluation: Block) -> str:
-    """Return the digest of the raw data, from a predecessor, or from the only block that reads raw
-    data; else ""."""
+    """Return the digest of the raw data from a predecessor or, failing that, from the only block
+    that reads raw data; "" if neither exists."""
     digest = resolve(evaluation, "source_digest", "")
     if digest:
         return digest
 
     tasks = (
         task
-        for scope in current().scope().path()
+        for scope in current_pipeline().current_scope().enclosing()
         for task in scope.dag.tasks
         if isinstance(task, Block)
     )
@@ -107,7 +109,7 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
     `serve`: section of the config (default: the config's own). The objects are named after the
     model.
     """
-    pipeline = current()
+    pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     check_section("serve", serve, ServeConfig)
     uri = resolve(released, "model_uri")
@@ -119,19 +121,19 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
             " constant name."
         )
 
-    name = pipeline.name(task, "deploy")
+    name = pipeline.reserve_name(task, "deploy")
     serve = serve or pipeline.config.serve
     template = start_template(pipeline.template_name, name, model, serve, cluster)
 
-    server = f"{model}-{resolve(released, 'content')}-{digest(cluster, serve)}"
+    server = f"{model}-{resolve(released, 'content')}-{servers_digest(cluster, serve)}"
     inputs = {"model_uri": uri, "server": server, "version": resolve(released, "version")}
-    block = pipeline.add(name, template, inputs)
+    block = pipeline.add_task(name, template, inputs)
     block.inputs = {"name": model, "serve": serve, "server": server}
 
     return block.follow(released)
 
 
-def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
+def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     """Replay test rows at the new servers, compare the predictions, promote the model and switch
     clients to it.
 
@@ -144,16 +146,17 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     values = {
         "name": servers.model,
         "endpoint": f"http://{servers.name}:{PORT}",
-        **resolve_missing(deployed, inputs, *VERIFIED),
+        **resolve_missing(deployed, inputs, *VERIFY_INPUTS),
         "deployment": servers.name,
         "keep_releases": servers.serve.keep_releases,
         "wait_seconds": float(STARTUP_SECONDS),
         **inputs,
     }
 
-    template = current().container("steps.verify", "verify")
-    template.retry_strategy = retries(1, RETRY_CONDITION)  # verify has its own timeout
-    variables = [m.EnvVar.model_validate(variable) for variable in token(servers.serve)]
+    template = current_pipeline().step_template("steps.verify", "verify")
+    # few retries: `verify` itself waits for the servers
+    template.retry_strategy = limit_retries(1, RETRY_CONDITION)
+    variables = [m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)]
     template.env = variables or template.env
 
     promotion = add_promotion(deployed, servers, values, task)
@@ -165,10 +168,9 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
 def ship(
     evaluation: Block, *, name: str = "ship", when: Condition | None = None, **inputs: Any
 ) -> Block:
-    """Release, deploy and verify a model with the verdict `release`, in a group called `name`;
-    return `verify`.
+    """Release, deploy and verify a model with the verdict `release`, in a group called `name`.
 
-    `when`: a further condition; `inputs`: inputs of `verify`.
+    `when`: a further condition; `inputs`: inputs of `verify`. Returns the block `verify`.
     """
     verdict = resolve(evaluation, "verdict") == "release"
     with group(name, when=verdict & when if when is not None else verdict):
@@ -176,12 +178,13 @@ def ship(
 
 
 def decide(model: Block, **inputs: Any) -> Block:
-    """Evaluate and ship a model; return `evaluate`.
+    """Evaluate and ship a model, in a group that a mutex limits to one run at a time.
 
-    One run at a time decides, since a changed champion requires another evaluation. `inputs`:
-    inputs of `evaluate`. A pipeline with several models creates the group itself.
+    The mutex avoids repeated evaluations: each new champion requires another one. `inputs`: inputs
+    of `evaluate`. A pipeline with several models must create the group itself. Returns the block
+    `evaluate`.
     """
-    with group("decide", mutex=current().config.name):
+    with group("decide", mutex=current_pipeline().config.name):
         evaluation = evaluate(model, **inputs)
         ship(evaluation)
     return evaluation

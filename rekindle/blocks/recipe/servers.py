@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from hera.workflows import DAG, Parameter, Task
 
 from argolocal.common.json_text import to_json
-from rekindle.blocks.container import command, retries
+from rekindle.blocks.container import limit_retries, step_flags
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import apply, arguments, text
+from rekindle.blocks.resource import apply_template, select_arguments, text_tag
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, deployment
 from rekindle.blocks.serving.route import route
-from rekindle.blocks.serving.service import address, service
+from rekindle.blocks.serving.service import headless_service, service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
 from rekindle.release.serve_config import PORT, ServeConfig
 from rekindle.step import load
 
-INPUTS = ("model_uri", "server", "version")
+START_INPUTS = ("model_uri", "server", "version")
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Servers:
         )
 
 
-def digest(cluster: ClusterConfig, serve: ServeConfig) -> str:
-    """Return a hash of the servers' objects without the release and the model's name."""
+def servers_digest(cluster: ClusterConfig, serve: ServeConfig) -> str:
+    """Return a hash of the servers' settings; it does not depend on the model or its release."""
     objects = [
-        deployment_of("", cluster, serve),
+        deployment_manifest("", cluster, serve),
         service("", serve.port, ""),
         autoscaler("", serve, ""),
     ]
@@ -53,20 +53,20 @@ def digest(cluster: ClusterConfig, serve: ServeConfig) -> str:
     return hashlib.sha256(to_json(objects).encode()).hexdigest()[:6]
 
 
-def deployment_of(model: str, cluster: ClusterConfig, serve: ServeConfig) -> Manifest:
-    """Return the Deployment of a release, whose name, version and files are inputs of the
-    template."""
+def deployment_manifest(model: str, cluster: ClusterConfig, serve: ServeConfig) -> Manifest:
+    """Return the Deployment of a release, with template tags for its name, version and model
+    files."""
     fields = load("steps.serve").Inputs.model_fields
-    server = text("server")
+    server = text_tag("server")
     values = {
         **{name: value for name, value in dict(serve).items() if name in fields},
-        "model": text("model_uri"),
+        "model": text_tag("model_uri"),
         "port": PORT,
         "deployment": server,
     }
 
-    flags = [*command("steps.serve", values), "--host=$(POD_IP)"]
-    return deployment(model, server, serve, cluster, flags, text("version"))
+    flags = [*step_flags("steps.serve", values), "--host=$(POD_IP)"]
+    return deployment(model, server, serve, cluster, flags, text_tag("version"))
 
 
 def start_template(
@@ -79,26 +79,28 @@ def start_template(
     """Return the DAG that starts the servers of a release; `unique_name` returns unique template
     names."""
     templates = {
-        # retried, because the first attempt may see the failure of an earlier Deployment
-        "deployment": apply(
+        # retried: the first attempt may still see the failed status of the previous manifest
+        "deployment": apply_template(
             unique_name("deployment"),
-            deployment_of(model, cluster, serve),
-            inputs=INPUTS,
+            deployment_manifest(model, cluster, serve),
+            inputs=START_INPUTS,
             success=SUCCESS,
             failure=FAILURE,
-            retry=retries(2),
+            retry=limit_retries(2),
         ),
-        "address": apply(
+        "address": apply_template(
             unique_name("address"),
-            address(model, text("server")),
+            headless_service(model, text_tag("server")),
             inputs=("server",),
-            retry=retries(2),
+            retry=limit_retries(2),
         ),
     }
 
-    values = {field: text(field) for field in INPUTS}
-    with DAG(name=unique_name(name), inputs=[Parameter(name=field) for field in INPUTS]) as dag:
+    values = {field: text_tag(field) for field in START_INPUTS}
+    with DAG(
+        name=unique_name(name), inputs=[Parameter(name=field) for field in START_INPUTS]
+    ) as dag:
         for task, template in templates.items():
-            Task(name=task, template=template, arguments=arguments(template, values))
+            Task(name=task, template=template, arguments=select_arguments(template, values))
 
     return dag

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle import families
-from rekindle.blocks.binding import as_json, check_section, check_workload
-from rekindle.blocks.dag_scope import Stored
-from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED, parameter
+from rekindle.blocks.binding import check_section, check_workload, dump_model
+from rekindle.blocks.dag_scope import StoredArtifact
+from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED_TIME, parameter_tag
 from rekindle.blocks.recipe.elastic_job import train_elastic
-from rekindle.blocks.recipe.job import held_out
+from rekindle.blocks.recipe.job import held_out_settings
 from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_digest, resolve_missing
-from rekindle.blocks.workflow import current, step
+from rekindle.blocks.workflow import current_pipeline, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED
 from rekindle.project.template import NAME
@@ -19,22 +19,24 @@ from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
 
 
-def prepare(*, task: str = "", source: Stored | str | None = None, **inputs: Any) -> Block:
+def prepare(
+    *, task: str = "", source: StoredArtifact | str | None = None, **inputs: object
+) -> Block:
     """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
 
     `source`: output of an earlier step that replaces data.source, an artifact or a text (a path or
     URI).
     """
-    pipeline = current()
+    pipeline = current_pipeline()
     config = pipeline.config
     module = "steps.prepare"
 
-    if isinstance(source, Stored):
+    if isinstance(source, StoredArtifact):
         module = "steps.files.prepare"
         inputs["source"] = source
     elif isinstance(source, str):
         data = inputs.get("data", config.data)
-        inputs["data"] = dict(as_json(data)) | {"source": source}
+        inputs["data"] = dict(dump_model(data)) | {"source": source}
     elif source is not None:
         refuse(f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME.")
 
@@ -42,8 +44,8 @@ def prepare(*, task: str = "", source: Stored | str | None = None, **inputs: Any
     if config.data.moves:
         times = {
             "created": "{{workflow.creationTimestamp}}",
-            "scheduled": parameter(SCHEDULED),
-            "backfill": parameter(BACKFILL),
+            "scheduled": parameter_tag(SCHEDULED_TIME),
+            "backfill": parameter_tag(BACKFILL),
         }
 
     values = {
@@ -52,10 +54,10 @@ def prepare(*, task: str = "", source: Stored | str | None = None, **inputs: Any
         "data": config.data.model_dump(mode="json"),
         **times,
         "experiment": config.name,
-        **{name: parameter(name) for name in ("config", "manifest", CACHED)},
+        **{name: parameter_tag(name) for name in ("config", "manifest", CACHED)},
         **inputs,
     }
-    check_workload(values["workload"], as_json(inputs.get("data")))
+    check_workload(values["workload"], dump_model(inputs.get("data")))
 
     block = step(module, task=task, pod="prepare", inputs=values)
     if config.data.moves:
@@ -71,7 +73,7 @@ def train(
     family: str = "",
     train: TrainConfig | None = None,
     model: Section | None = None,
-    **inputs: Any,
+    **inputs: object,
 ) -> Block:
     """Train a model in an elastic job (cluster.backend). Output: model.
 
@@ -80,7 +82,7 @@ def train(
     `inputs` may have dataset, digest, run_id, and `start`, the model_uri of a release with the
     initial weights.
     """
-    config = current().config
+    config = current_pipeline().config
     check_section("train", train, TrainConfig)
     check_section("model", model, type(config.model))
     workload = load_workload(config.workload)
@@ -108,14 +110,15 @@ def choose(
     *,
     task: str = "",
     train: TrainConfig | None = None,
-    **inputs: Any,
+    **inputs: object,
 ) -> Block:
     """Choose one of several trained models by validation. Outputs: model, family (its name in
     `models`).
 
-    `train`: section of the config with the held-out samples, which must be the same for all models.
+    `train`: section of the config that determines the held-out samples, which must be the same for
+    all models.
     """
-    config = current().config
+    config = current_pipeline().config
     check_section("train", train, TrainConfig)
     section = train or config.train
 
@@ -125,19 +128,19 @@ def choose(
         or not all(NAME.fullmatch(str(name)) for name in models)
     ):
         if isinstance(models, Mapping):
-            names = f"named {', '.join(map(str, models)) or 'nothing'}"
+            description = f"named {', '.join(map(str, models)) or 'nothing'}"
         else:
-            names = describe(models)
+            description = describe(models)
 
         refuse(
-            f'the models are {names}: pass at least two, by name, as in {{"small": small, "wide":'
-            " wide}."
+            f"the models are {description}: pass at least two, by name, as in"
+            ' {"small": small, "wide": wide}.'
         )
 
     artifacts = {name: resolve(model, "model") for name, model in models.items()}
     for name, model in models.items():
-        trained = model.inputs.get("held_out", held_out(section))
-        if trained != held_out(section):
+        trained = model.inputs.get("held_out", held_out_settings(section))
+        if trained != held_out_settings(section):
             refuse(
                 f"{name} has train.validation {trained['validation']} and train.seed"
                 f" {trained['seed']}, and the choice {section.validation} and {section.seed}:"
@@ -174,11 +177,16 @@ def _train_families(
 
 
 def _fit(
-    data: Block, family: str, section: TrainConfig, task: str, model: Section | None, **inputs: Any
+    data: Block,
+    family: str,
+    section: TrainConfig,
+    task: str,
+    model: Section | None,
+    **inputs: object,
 ) -> Block:
-    """Fit a family that is not trained step by step, in one pod."""
-    config = current().config
-    # only a training has these inputs
+    """Fit a model of a family without a training loop, such as boosted trees, in one pod."""
+    config = current_pipeline().config
+    # inputs of `train` that `fit` does not have
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
 
     values = {
@@ -191,6 +199,6 @@ def _fit(
         **inputs,
     }
     block = step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
-    block.inputs["held_out"] = held_out(section)
+    block.inputs["held_out"] = held_out_settings(section)
 
     return block

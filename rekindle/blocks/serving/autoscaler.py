@@ -1,5 +1,4 @@
-"""The number of serving pods: the autoscaler owns `replicas` of the Deployment that gets the
-traffic."""
+"""The autoscaler, which sets `replicas` of the Deployment that gets the traffic."""
 
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.serving.model_deployment import labels
@@ -7,8 +6,8 @@ from rekindle.release.serve_config import ServeConfig
 
 
 def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
-    """Return an autoscaler: scale up immediately if any metric is above its target, scale down one
-    pod per minute.
+    """Return an autoscaler that scales up immediately if any metric is above its target, and scales
+    down by one pod per minute.
 
     Source: autoscaling/v2 HPA.
     """

@@ -1,9 +1,9 @@
-"""Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an
-HTTPRoute.
+"""The rollout of a canary: gives a candidate a share of the traffic, approximately by its number of
+pods, or exactly by an HTTPRoute.
 
-steps.canary decides the share, when it grows, and from the champion's pods the number of the
-candidate's pods. The template `rollout` applies the share and calls itself until the step ends the
-rollout, so the template does not depend on the number of `serve.canary.steps`.
+The step steps.canary decides the share, when it grows, and how many pods the candidate needs
+compared with the champion. The template `rollout` applies the share and calls itself until the step
+ends the rollout, so the manifest does not depend on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,18 @@ from collections.abc import Callable
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.container import retries
-from rekindle.blocks.manifest.quoting import as_word
+from rekindle.blocks.container import limit_retries
+from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
+from rekindle.blocks.resource import (
+    AFTER_SCALE,
+    apply_template,
+    integer_input,
+    read_template,
+    scale_template,
+    select_arguments,
+    text_tag,
+)
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
 from rekindle.kubernetes_names import NAME_LABEL
@@ -27,7 +35,7 @@ WORKFLOW = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
 CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"  # empty if no champion exists
-CANDIDATE = {field: text(field) for field in CANDIDATE_INPUTS}
+CANDIDATE = {field: text_tag(field) for field in CANDIDATE_INPUTS}
 DECISION = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
 PODS_PATH = {"replicas": "{.spec.replicas}"}
 OUTCOME_EXPRESSION = (
@@ -36,7 +44,7 @@ OUTCOME_EXPRESSION = (
 )
 
 
-def rollout(
+def rollout_dag(
     unique_name: Callable[[str], str],
     watch: Container,
     model: str,
@@ -44,24 +52,24 @@ def rollout(
     deployment: Manifest,
     can_repeat: bool,
 ) -> DAG:
-    """Return a DAG that increases a candidate's share from `percent`, at first 0; its output
-    `canary` has the outcome.
+    """Return a DAG that increases a candidate's share from its input `percent`, at first 0; its
+    output `canary` is the outcome.
 
-    `unique_name` returns unique template names, `watch` is the template of steps.canary, and
-    `deployment` is the candidate's Deployment. `can_repeat`: input of the step.
+    `unique_name`: function that makes a template name unique; `watch`: template of steps.canary;
+    `deployment`: the candidate's Deployment; `can_repeat`: input of steps.canary.
     """
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*CANDIDATE, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
-        former_server = text("former")
-        pods = read(
+        former_server = text_tag("former")
+        pods = read_template(
             unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
         )
         Task(name="champion", template=pods, arguments={"former": former_server})
 
         watch_inputs = {
             **{field: value for field, value in CANDIDATE.items() if field != "model_uri"},
-            "percent": text("percent"),
+            "percent": text_tag("percent"),
             "name": model,
             "rule": to_text(serve.canary),
             "can_repeat": to_text(can_repeat),
@@ -69,18 +77,18 @@ def rollout(
         }
         Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
 
-        continues = as_word(f"'{DECISION['percent']}' != '0'")
+        continues = quote_word(f"'{DECISION['percent']}' != '0'")
         is_split = bool(serve.canary and serve.canary.gateway)
         if is_split:
-            _add_scaling(scale(unique_name("scale"), STARTUP_SECONDS), serve, continues)
+            _add_scaling(scale_template(unique_name("scale"), STARTUP_SECONDS), serve, continues)
 
         share = _share_template(unique_name("share"), model, serve, deployment)
         Task(
             name="share",
             template=share,
-            arguments=arguments(share, CANDIDATE | DECISION),
+            arguments=select_arguments(share, CANDIDATE | DECISION),
             when=continues,
-            depends=SCALED if is_split else "watch",
+            depends=AFTER_SCALE if is_split else "watch",
         )
         Task(
             name="next",
@@ -99,7 +107,7 @@ def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None
     Task(
         name="scale",
         template=template,
-        arguments={"server": text("server"), "replicas": DECISION["replicas"]},
+        arguments={"server": text_tag("server"), "replicas": DECISION["replicas"]},
         when=f"{continues} && {needs_pods}",
         depends="watch",
     )
@@ -108,45 +116,45 @@ def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None
 def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
-        return apply(
+        return apply_template(
             name,
-            http_route(model, serve, text("server")),
+            http_route(model, serve, text_tag("server")),
             inputs=("server", "percent"),
-            retry=retries(2),
+            retry=limit_retries(2),
         )
 
     inputs = ("model_uri", "server", "version", "former", "replicas")
 
-    return apply(
+    return apply_template(
         name,
         _canary_deployment(deployment, model),
         inputs=inputs,
-        retry=retries(2),
+        retry=limit_retries(2),
         success=SUCCESS,
         failure=FAILURE,
     )
 
 
 def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
-    """Return a Deployment with `replicas` pods of the candidate that share the Service of the
+    """Return a Deployment of `replicas` candidate pods that get requests from the Service of the
     current version.
 
-    The pods have the labels of `former`, the current Deployment, which the Service selects; the new
-    Deployment selects them by another label.
+    The pods have the labels of `former`, the current Deployment, so the Service selects them, too;
+    the new Deployment selects them by an additional label.
     """
-    selector = {NAME_LABEL: model, CANARY: text("server")}
+    selector = {NAME_LABEL: model, CANARY: text_tag("server")}
     template = deployment["spec"]["template"]
-    pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
+    pod_labels = template["metadata"]["labels"] | labels(model, text_tag("former")) | selector
     pods = {"template": template | {"metadata": {"labels": pod_labels}}}
 
     return deployment | {
         "metadata": {
-            "name": f"{text('server')}-canary",
+            "name": f"{text_tag('server')}-canary",
             "labels": selector | {WORKFLOW: "{{workflow.name}}"},
         },
         "spec": (
             deployment["spec"]
-            | {"replicas": number("replicas"), "selector": {"matchLabels": selector}}
+            | {"replicas": integer_input("replicas"), "selector": {"matchLabels": selector}}
             | pods
         ),
     }

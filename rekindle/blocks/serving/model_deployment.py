@@ -1,7 +1,7 @@
 """The Deployment that serves one release of a model.
 
-Each release has its own Deployment, so that the release can be verified before it gets traffic, and
-a rollback restores its weights, image, flags and resources.
+Each release has its own Deployment: it can be verified before it gets traffic, and a rollback
+restores its weights, image, flags and resources.
 """
 
 from math import ceil
@@ -9,23 +9,22 @@ from math import ceil
 from rekindle.blocks.pod_settings import (
     POD_ADDRESS,
     Manifest,
-    container,
-    environment,
-    metadata,
+    environment_sources,
+    hardened_container,
+    pod_metadata,
     pod_spec,
-    token,
+    token_variables,
 )
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 
-STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
+STARTUP_SECONDS = 600  # time limit for loading the model, also in `verify`
 
-# The conditions Available and Progressing, in any order, have these reasons when all pods of the
-# manifest that the controller has observed are ready. Right after an apply, this may still be the
-# previous manifest, because a condition cannot compare observedGeneration with generation:
-# steps.verify waits for the new pods, and a failure of the previous manifest only costs one
-# attempt.
+# When all pods are ready, the conditions Available and Progressing, in any order, have these
+# reasons. Right after an apply, the status may still describe the previous manifest, since a
+# condition cannot compare observedGeneration with generation. So steps.verify waits for the new
+# pods, and a failure of the previous manifest costs only one attempt.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
     for i in range(2)
@@ -36,7 +35,7 @@ SCORING_LABEL = {COMPONENT_LABEL: "scoring"}
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
-    """Return the labels of a model's objects or, with `server`, of the model's Deployment
+    """Return the labels of the objects of a model or, with `server`, of its Deployment
     `server`."""
     instance = {INSTANCE_LABEL: server} if server else {}
     return {NAME_LABEL: model} | instance
@@ -75,7 +74,7 @@ def deployment(
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
             "template": {
-                "metadata": metadata(cluster.pod("serve"), selector | SCORING_LABEL),
+                "metadata": pod_metadata(cluster.pod("serve"), selector | SCORING_LABEL),
                 "spec": _server_pod(selector, serve, cluster, flags),
             },
         },
@@ -85,17 +84,16 @@ def deployment(
 def _server_pod(
     labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]
 ) -> Manifest:
-    """Return the PodSpec of a server; by default, the server requests one core per thread of its
-    processes."""
+    """Return the PodSpec of a server, which by default requests one core per thread."""
     pod = cluster.pod("serve")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
 
-    main = container(
+    main = hardened_container(
         "serve",
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
-        env=[*POD_ADDRESS, *token(serve)],
-        envFrom=environment(SERVING_SECRET),
+        env=[*POD_ADDRESS, *token_variables(serve)],
+        envFrom=environment_sources(SERVING_SECRET),
         ports=[{"name": "http", "containerPort": PORT}],
         startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),
         readinessProbe=_probe("/health/ready", period=2, failures=3),

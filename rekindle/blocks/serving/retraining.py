@@ -1,16 +1,16 @@
-"""Start another run of a pipeline that is scheduled on the cluster, from its WorkflowTemplate."""
+"""Start a run of a pipeline from its WorkflowTemplate on the cluster, for example after drift."""
 
 from hera.workflows import Resource
 
 from argolocal.manifest.allowed_values import API_VERSION
-from rekindle.blocks.container import retries
-from rekindle.blocks.pod_settings import labels
-from rekindle.blocks.resource import apply
+from rekindle.blocks.container import limit_retries
+from rekindle.blocks.pod_settings import workflow_labels
+from rekindle.blocks.resource import apply_template
 
 
 def retraining(pipeline: str) -> Resource:
-    """Return a template that starts a run of `pipeline` and does not wait; the run is named like
-    scheduled runs.
+    """Return a template that starts a run of `pipeline`, with a name as of a scheduled run, and
+    does not wait for its end.
 
     The workflow's ServiceAccount needs the permissions of `rekindle platform render --with
     retraining`.
@@ -20,8 +20,8 @@ def retraining(pipeline: str) -> Resource:
     workflow = {
         "apiVersion": API_VERSION,
         "kind": "Workflow",
-        "metadata": {"name": name, "labels": labels(pipeline)},
+        "metadata": {"name": name, "labels": workflow_labels(pipeline)},
         "spec": {"workflowTemplateRef": {"name": pipeline}},
     }
 
-    return apply("retrain", workflow, flags=["--server-side"], retry=retries(2))
+    return apply_template("retrain", workflow, flags=["--server-side"], retry=limit_retries(2))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import integer, number
+from rekindle.blocks.resource import integer_input, integer_placeholder
 from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import PORT, ServeConfig
 
@@ -41,8 +41,8 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
         rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
     elif server:
         rule["backendRefs"] = [
-            champion | {"weight": integer("100 - asInt(inputs.parameters.percent)")},
-            candidate | {"weight": number("percent")},
+            champion | {"weight": integer_placeholder("100 - asInt(inputs.parameters.percent)")},
+            candidate | {"weight": integer_input("percent")},
         ]
 
     return {
@@ -82,8 +82,8 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
 
 
 def _paths(model: str) -> tuple[str, str]:
-    """Return the public paths: a path, and a prefix of whole parts of a path. Probes and metrics
-    are not public."""
+    """Return the public paths of a model: the exact path of predictions, and the prefix of all
+    others. Probes and metrics are not public."""
     return f"/v1/models/{model}:predict", f"/v1/models/{model}"
 
 

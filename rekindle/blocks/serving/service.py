@@ -11,9 +11,9 @@ def service(model: str, port: int, server: str) -> Manifest:
     return _service(model, labels(model), {"port": port}, labels(model, server))
 
 
-def address(model: str, server: str) -> Manifest:
-    """Return the headless Service of the pods of `server`, for their verification before they get
-    traffic."""
+def headless_service(model: str, server: str) -> Manifest:
+    """Return the headless Service of the pods of `server`, by which `verify` reaches them before
+    they get traffic."""
     selector = labels(model, server)
     manifest = _service(server, selector, {"port": PORT}, selector)
     manifest["spec"]["clusterIP"] = "None"

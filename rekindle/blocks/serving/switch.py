@@ -1,9 +1,9 @@
 """Tasks that switch the traffic to the servers of a release and scale the servers of earlier
 releases to zero.
 
-A run may be interrupted before any of its tasks and resumed after another release or a rollback got
-the traffic. Therefore the objects are read first, then the champion; a change is applied only to an
-object that is unchanged since it was read. If an object has changed, all tasks are repeated.
+A run may be interrupted, and resumed after another release or a rollback has got the traffic.
+Therefore the tasks first read the objects, then the champion, and change an object only if it is
+unchanged since it was read (optimistic locking). Otherwise, all tasks are repeated.
 """
 
 from collections.abc import Callable
@@ -11,20 +11,30 @@ from collections.abc import Callable
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.container import retries
-from rekindle.blocks.manifest.quoting import as_word
-from rekindle.blocks.resource import SCALED, apply, number, read, render, scale, text
+from rekindle.blocks.container import limit_retries
+from rekindle.blocks.manifest.quoting import quote_word
+from rekindle.blocks.resource import (
+    AFTER_SCALE,
+    apply_template,
+    integer_input,
+    read_template,
+    render,
+    scale_template,
+    text_tag,
+)
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS, disruption_budget
 from rekindle.blocks.serving.route import route
 from rekindle.blocks.serving.service import service
 from rekindle.release.serve_config import ServeConfig
 
-SERVER = text("server")
-VERSION = text("version")
-SERVES_CHAMPION = as_word(f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'")
+SERVER = text_tag("server")
+VERSION = text_tag("version")
+SERVES_CHAMPION = quote_word(
+    f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
+)
 # the earlier Deployment exists and has pods
-HAS_PODS = as_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
+HAS_PODS = quote_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 DEPLOYMENT_FIELDS = {
     "server": "{.metadata.name}",
     "generation": "{.metadata.generation}",
@@ -33,21 +43,20 @@ DEPLOYMENT_FIELDS = {
 REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
 
 
-def switch(
+def switch_dag(
     unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig
 ) -> DAG:
-    """Return a DAG that switches clients to the Deployment `server` if `server` serves the
-    champion.
+    """Return a DAG that switches clients to the Deployment `server` if it serves the champion.
 
-    If the autoscaler has given an earlier Deployment more pods than `min_replicas`, `server` first
-    gets as many pods. The DAG scales the Deployments in its input `running` to zero. `unique_name`
-    returns unique template names, and `champion` is the template of steps.champion. The output
-    `deployment` is the Deployment that serves the champion.
+    First, `server` is scaled up to as many pods as the largest earlier Deployment has. At the end,
+    the Deployments in the input `running` are scaled to zero. The output `deployment` is the
+    Deployment that serves the champion. `unique_name`: function that makes a template name unique;
+    `champion`: template of steps.champion.
     """
-    service_version = read(
+    service_version = read_template(
         unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
     )
-    earlier_template = read(
+    earlier_template = read_template(
         unique_name("earlier"), "deployment", SERVER, DEPLOYMENT_FIELDS, ("server",)
     )
     templates = _apply_templates(unique_name, model, serve)
@@ -56,7 +65,7 @@ def switch(
     inputs = [Parameter(name="server"), Parameter(name="running")]
 
     with DAG(
-        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)
+        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=limit_retries(3)
     ) as dag:
         Task(name="service-version", template=service_version)
         Task(
@@ -74,7 +83,7 @@ def switch(
         )
         Task(
             name="scale",
-            template=scale(unique_name("scale"), STARTUP_SECONDS),
+            template=scale_template(unique_name("scale"), STARTUP_SECONDS),
             arguments={"server": SERVER, "replicas": f"{{{{{REPLICAS}}}}}"},
             when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
             depends="champion",
@@ -86,7 +95,7 @@ def switch(
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
             with_param=deployments,
             when=" && ".join(
-                [SERVES_CHAMPION, HAS_PODS, as_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
+                [SERVES_CHAMPION, HAS_PODS, quote_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
             ),
             depends="autoscaler",
         )
@@ -100,7 +109,7 @@ def _add_changes(templates: dict[str, Resource]) -> None:
     server = {"server": SERVER}
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     arguments = {"service": server | version, "autoscaler": server}
-    depends = {"service": SCALED, "disruption-budget": "champion"}
+    depends = {"service": AFTER_SCALE, "disruption-budget": "champion"}
     for name, template in templates.items():
         Task(
             name=name,
@@ -119,40 +128,44 @@ def _apply_templates(
     manifest["metadata"]["resourceVersion"] = VERSION
 
     templates = {
-        "service": apply(
-            unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)
+        "service": apply_template(
+            unique_name("service"), manifest, inputs=("server", "version"), retry=limit_retries(1)
         ),
-        "autoscaler": apply(
+        "autoscaler": apply_template(
             unique_name("autoscaler"),
             autoscaler(model, serve, SERVER),
             inputs=("server",),
-            retry=retries(2),
+            retry=limit_retries(2),
         ),
-        "disruption-budget": apply(
-            unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)
+        "disruption-budget": apply_template(
+            unique_name("disruption-budget"), disruption_budget(model), retry=limit_retries(2)
         ),
     }
 
     # the HTTPRoute of a canary is applied before and after the switch
     public = route(model, serve)
     if public and not (serve.canary and serve.canary.gateway):
-        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
+        templates["route"] = apply_template(unique_name("route"), public, retry=limit_retries(2))
 
     return templates
 
 
 def _retire_template(name: str) -> Resource:
-    """Return the template that scales a Deployment to zero if it is unchanged; the object stays for
-    a rollback."""
-    test_operation = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
+    """Return the template that scales a Deployment to zero if its generation is unchanged; the
+    object is kept for a rollback."""
+    test_operation = {
+        "op": "test",
+        "path": "/metadata/generation",
+        "value": integer_input("generation"),
+    }
     replace_operation = {"op": "replace", "path": "/spec/replicas", "value": 0}
 
     return Resource(
         name=name,
         action="patch",
         merge_strategy="json",
-        flags=["deployment", as_word(SERVER)],
+        flags=["deployment", quote_word(SERVER)],
         manifest=render([test_operation, replace_operation]),
         inputs=[Parameter(name="server"), Parameter(name="generation")],
-        retry_strategy=retries(1),
+        retry_strategy=limit_retries(1),
     )

@@ -82,7 +82,7 @@ def port_of(obj: Object, role: str) -> int:
 
 
 def find_port(obj: Object, role: str) -> int | None:
-    """Return the container port with the operator's port name, or None."""
+    """Return the container port that has the operator's port name; None if there is none."""
     name = JOBS[obj["kind"]].port[0]
     ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
     return next((port["containerPort"] for port in ports if port.get("name") == name), None)

@@ -38,8 +38,8 @@ def pods_of(obj: Object) -> dict[str, PodIndex]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures`: number of failed pods by Job, for the Job's
-    backoffLimit."""
+    """The controller of JobSets. `Job.failures`: number of failed pods of each Job, which its
+    backoffLimit restricts."""
 
     kind = "JobSet"
     api_versions = ()
@@ -197,8 +197,8 @@ def _job_spec(entry: Object) -> Object:
 
 
 def _restart_or_fail(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
-    """Restart the pod, as the Job controller would, and return ""; or return the reason why its Job
-    has failed."""
+    """Restart the pod as the Job controller would, and return ""; if its Job has failed instead,
+    return the reason."""
     recreate = spec["template"]["spec"].get("restartPolicy") == "Never"
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or []
 
@@ -273,7 +273,7 @@ def _end(status: Object, state: str, reason: str, message: str) -> None:
 
 
 class TrainJobs(Controller):
-    """The controller of TrainJobs. Each TrainJob creates a JobSet of its own name from its
+    """The controller of TrainJobs. Each TrainJob creates a JobSet with its name from its
     TrainingRuntime."""
 
     kind = "TrainJob"

@@ -41,13 +41,14 @@ class ModelDeployments(Deployments):
     """The Deployments of model servers."""
 
     def apply(self, obj: Object) -> Object:
-        """Apply the Deployment, at another port if a program has taken the port from all pods."""
+        """Apply the Deployment; use another port if a program of this machine occupies the port for
+        all pods."""
         self.check(obj)
         return super().apply(move_server_port(self.cluster, obj))
 
 
 class ModelServices(Services):
-    """Stores Services of models. The Service of a model keeps its port from release to release."""
+    """Stores the Services of models. The port of a model's Service is the same for all releases."""
 
     hint = " (--set serve.port=...)"
 
@@ -80,7 +81,7 @@ class ModelServices(Services):
             yield
 
     def _set_free_port(self, obj: Object) -> Object:
-        """Return the Service with its current port, or else the next free port."""
+        """Return the Service with its current port or, if it has none, the next free port."""
         name = obj["metadata"]["name"]
         first_entry, *other_entries = obj["spec"]["ports"]
         default = first_entry["port"]
@@ -112,8 +113,8 @@ class ModelServices(Services):
         return obj
 
     def _ports_of_other_services(self, name: str) -> set[int]:
-        """Return the ports of the other Services of this home, also of those that `rekindle down`
-        has stopped."""
+        """Return the ports of the other Services of this home, including Services that
+        `rekindle down` has stopped."""
         services = [service for other, service in self.objects().items() if other != name]
         return {
             port["port"]

@@ -27,8 +27,8 @@ def worker_names(obj: Object) -> list[str]:
 
 
 def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run. An init container of the operator makes the Launcher wait for
-    all Workers."""
+    """Return True if all Workers run: the operator's init container makes the Launcher wait for
+    them."""
     return all(name in pods and pods[name].running for name in worker_names(obj))
 
 

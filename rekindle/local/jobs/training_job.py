@@ -64,8 +64,8 @@ class TrainingJobs(Controller):
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a job that the operator's webhook rejects or that makes the
-        operator fail."""
+        """Raise ConfigError for a job that the operator's webhook rejects or the operator cannot
+        handle."""
         super().check(obj)
         label = f"{self.kind} {obj['metadata']['name']}"
         if self.api_versions and obj.get("apiVersion", JOB_VERSION) not in self.api_versions:
@@ -77,8 +77,8 @@ class TrainingJobs(Controller):
             require_single_container(replica["template"]["spec"], f"{label}: {role}")
 
     def apply(self, obj: Object) -> Object:
-        """Apply the job, at another port if a program has taken the job's default port from all
-        pods."""
+        """Apply the job; use another port if a program of this machine occupies the default port
+        for all pods."""
         self.check(obj)
         return super().apply(move_job_port(self.cluster, obj, self.read(obj["metadata"]["name"])))
 
@@ -138,8 +138,8 @@ class TrainingJobs(Controller):
                 rmtree(folder, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
-        """Take over an unfinished job that no process runs; its pods are lost, as if a node were
-        lost."""
+        """Continue an unfinished job whose process has died; its pods count as lost, as after the
+        loss of a node."""
         name = obj["metadata"]["name"]
         if name in self.jobs or is_finished(obj.get("status") or {}):
             return
@@ -278,8 +278,8 @@ class TrainingJobs(Controller):
         return self.run / "mpi" / obj["metadata"]["name"]
 
     def _reap(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
-        """Poll the pods. By restartPolicy, an exited pod succeeds, fails, restarts in place or is
-        recreated."""
+        """Poll the pods. The restartPolicy decides whether an exited pod succeeds, fails, restarts
+        in place or is recreated."""
         name = obj["metadata"]["name"]
 
         for pod in list(job.pods.values()):
@@ -384,8 +384,8 @@ def _clean_policy(spec: Object) -> str:
 
 
 def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
-    """Return the limit that a job exceeds, or "". Only in-place restarts count, as in the
-    operator."""
+    """Return the limit that a job exceeds; "" if none. As in the operator, only in-place restarts
+    count."""
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"

@@ -29,7 +29,7 @@ REDIRECT = "<!doctype html><script>location.replace(location.pathname + location
 
 
 class Login:
-    """Accepts or refuses requests by their heads."""
+    """Accepts or rejects requests by their headers."""
 
     def __init__(self, token: str, port: int) -> None:
         self.token = token
@@ -94,8 +94,8 @@ class Login:
 
 
 def _is_cross_site(method: str, headers: Headers) -> bool:
-    """Return True if a browser says that another page sent this request, unless the user followed a
-    link."""
+    """Return True if, according to the browser, another site sent this request, unless the user
+    followed a link."""
     site, mode, purpose = (
         ",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest")
     )

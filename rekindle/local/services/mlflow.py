@@ -65,7 +65,7 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 
 
 def confine(destination: str) -> None:
-    """Restrict MLflow to artifacts below ARTIFACT_ROOT that are stored in the bucket of
+    """Restrict MLflow to artifacts below ARTIFACT_ROOT, which are stored in the bucket of
     `destination`.
 
     MLflow would otherwise follow paths on this machine, links, and every address that its libraries
@@ -82,7 +82,7 @@ def confine(destination: str) -> None:
     make_repository = repositories["s3"]
     bucket = f"{destination.rpartition('/')[0]}/"
 
-    def make_confined(uri: str, **options: Any) -> Any:
+    def make_confined(uri: str, **options: object) -> Any:
         # the whole bucket is allowed: the page of a model version reads the signature of its
         # release
         if not uri.startswith(bucket):
@@ -108,9 +108,9 @@ def confine(destination: str) -> None:
                 )
             return super().create_experiment(name, artifact_location, tags)
 
-        def delete_run(self, run_id: Any) -> None:
-            """Delete a run, and its data too if retention removes the run: otherwise only `mlflow
-            gc` frees space."""
+        def delete_run(self, run_id: object) -> None:
+            """Delete a run. If retention removes the run, delete its data, too; otherwise only
+            `mlflow gc` frees the space."""
             removed = REMOVED in self.get_run(run_id).data.tags
             super().delete_run(run_id)
             if removed:

@@ -125,8 +125,8 @@ class Services:
                 self._launch(name)
 
     def restart_dead(self) -> None:
-        """Restart dead services that no command has stopped, or that this process uses, and report
-        each restart."""
+        """Restart dead services, and report each restart. Services that a command has stopped
+        are restarted only if this process uses them."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used_names or (record and record.pid):
@@ -168,8 +168,8 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """Return the keys of the S3 endpoint (the Secret): for a real S3 from the environment, else
-        from the home."""
+        """Return the credentials of the object store (the Secret): from the environment for a real
+        S3, from the home for the embedded one."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
             names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
@@ -182,11 +182,11 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens of the model servers of this home, and write the header that sends the
-        first of them."""
+        """Return the tokens that the model servers of this home accept; write a file with the
+        header that sends the first token."""
         self._make_folder()
         text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
-        # `curl -H @FILE` reads it: an argument of a command is visible to all users of the machine
+        # for `curl -H @FILE`: all users of the machine can see the arguments of a command
         header = f"Authorization: Bearer {text.split()[0]}\n"
         write_atomically(self.authorization_file, header, 0o600)
         return {REKINDLE_TOKEN: text}
@@ -260,7 +260,7 @@ class Services:
                 time.sleep(0.05)
 
     def find(self, name: str) -> Record | None:
-        """Return the record of a service, alive or dead, or None."""
+        """Return the record of a running or dead service; None if it was never started."""
         path = self.folder / f"{name}.json"
         if path.exists():
             return read_file(Record, path)
@@ -294,8 +294,8 @@ class Services:
             return [record.name for record in running_services]
 
     def _forget_token(self) -> None:
-        """Delete the token: clients of the stopped MLflow may send it to another process on the
-        same port."""
+        """Delete the token, because clients of the stopped MLflow may send it to another process
+        that now uses the port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
     def _error(self, name: str, problem: str) -> RekindleError:
@@ -407,7 +407,7 @@ def answers(url: str, timeout: float = 2) -> bool:
 
 
 def check_reachable(name: str, url: str) -> None:
-    """Raise an error unless something listens at the address of a service."""
+    """Raise an error unless a process listens at the address of a service."""
     if not url.startswith(("http://", "https://")):
         return  # MLflow also supports databases and managed services
 

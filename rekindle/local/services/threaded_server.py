@@ -25,9 +25,9 @@ THREADS = 32
 BLOCKED_AFTER_S = 0.05
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
-# how long a thread waits for the next request: passing the connection back costs more
+# time that a thread waits for the next request, since passing the connection back costs more
 NEXT_REQUEST_TIMEOUT_S = 0.02
-# with more open connections, the connection with the longest silence is closed
+# maximum number of open connections; beyond it, the connection with the longest silence is closed
 MAX_CONNECTIONS = 8192
 # maximum size of a request's head in bytes, and the end of a head
 MAX_HEAD_BYTES = 32 << 10
@@ -203,7 +203,7 @@ class Connections:
 
 
 def find_fault(head: bytes) -> str:
-    """Return an error message for a line of the head that parsers may interpret differently, or "".
+    """Return an error message if parsers may interpret a line of the head differently; else "".
 
     Python's own parser ends the headers at such a line, and would read a body as another request.
     """

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 from argolocal.manifest.types import Object
-from rekindle.cluster.cluster_nodes import amounts, excess, find_obstacle, read_nodes
+from rekindle.cluster.cluster_nodes import find_obstacle, list_shortages, parse_amounts, read_nodes
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
-from rekindle.cluster.queue import VERSIONS, list_objects
+from rekindle.cluster.queue import VERSIONS, list_kueue_objects
 from rekindle.operations.plan.resources import totals
 from rekindle.training.cost.pod_requests import Replicas, parse_quantity
 
@@ -50,7 +50,7 @@ def _nodes(
         for name, value in node.allocatable.items():
             capacity[name] = capacity.get(name, 0.0) + value
 
-    shortage = excess(peak, capacity)
+    shortage = list_shortages(peak, capacity)
     if shortage:
         yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
@@ -60,11 +60,11 @@ def _quotas(
 ) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
         status = quota.get("status") or {}
-        hard = amounts(status.get("hard") or quota["spec"].get("hard") or {})
-        used = amounts(status.get("used") or {})
+        hard = parse_amounts(status.get("hard") or quota["spec"].get("hard") or {})
+        used = parse_amounts(status.get("used") or {})
         free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
 
-        shortage = excess(peak, {name: free[name] for name in peak if name in free})
+        shortage = list_shortages(peak, {name: free[name] for name in peak if name in free})
         if shortage:
             name = quota["metadata"]["name"]
             yield (
@@ -92,7 +92,7 @@ def _queues(
             if not cluster_queue:
                 continue
 
-            shortage = excess(needed, _quota(cluster, cluster_queue, needed))
+            shortage = list_shortages(needed, _quota(cluster, cluster_queue, needed))
             if shortage:
                 yield (
                     f"{task} exceeds the quota of {cluster_queue['metadata']['name']}:"
@@ -142,13 +142,13 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
     try:
         if any(
             cohort in (item["metadata"]["name"], _cohort(item))
-            for item in list_objects(cluster, "cohorts", False)
+            for item in list_kueue_objects(cluster, "cohorts", False)
         ):
             return math.inf
 
         queues = [
             item
-            for item in list_objects(cluster, "clusterqueues", False)
+            for item in list_kueue_objects(cluster, "clusterqueues", False)
             if _cohort(item) == cohort
         ]
     except ApiError:

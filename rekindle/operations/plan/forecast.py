@@ -13,7 +13,7 @@ from argolocal.manifest.shape import shape_errors
 from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
-from rekindle.cluster.kubernetes_api import TEMPLATES, Cluster, Resource
+from rekindle.cluster.kubernetes_api import WORKFLOW_TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED
 from rekindle.local.cluster import LocalCluster
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NO_CACHE = Reason("the cache is not used")
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
-    "WorkflowTemplate": TEMPLATES,
+    "WorkflowTemplate": WORKFLOW_TEMPLATES,
     "ClusterWorkflowTemplate": Resource(API_VERSION, "clusterworkflowtemplates", namespaced=False),
     "ConfigMap": Resource("v1", "configmaps"),
 }

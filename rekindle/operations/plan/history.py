@@ -11,7 +11,7 @@ from typing import Any
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status, timestamp
-from rekindle.blocks.manifest.workflow_origin import parameter, pipeline_label
+from rekindle.blocks.manifest.workflow_origin import pipeline_label, read_parameter
 from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
@@ -139,7 +139,7 @@ def _fetch(
         if archive:
             workflow = workflows.decompress_nodes(archive.read(name))
         else:
-            workflow = workflows.read(cluster, name)
+            workflow = workflows.read_run(cluster, name)
     except RekindleError:
         # it was deleted since the listing
         return None
@@ -150,7 +150,7 @@ def _fetch(
 def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which all its runs share."""
     try:
-        pipeline = json.loads(parameter(workflow, "config") or "{}").get("pipeline")
+        pipeline = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError, RecursionError):
         pipeline = None
     return pipeline_label(workflow), pipeline

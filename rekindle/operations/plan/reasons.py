@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from argolocal.common.wording import cut
 from rekindle.cache import entries, lookup
-from rekindle.cache.difference import MISSING, Difference, differences
+from rekindle.cache.difference import MISSING, Difference, list_differences
 from rekindle.cache.key import NotReusable
 from rekindle.cache.lookup import CacheResult
 from rekindle.errors import RekindleError, StorageError
@@ -70,11 +70,11 @@ class Reasons:
         try:
             facts = result.facts
             if not facts and result.call:
-                facts = lookup.known_facts(result.call, self.on_cluster)
+                facts = lookup.facts_before_run(result.call, self.on_cluster)
             if facts:
                 earlier = self._newest_entry(facts["step"], task.name)
             if facts and earlier:
-                found = differences(self.store, earlier.facts, facts)
+                found = list_differences(self.store, earlier.facts, facts)
         except NotReusable as error:
             return Reason(str(error))
         except RekindleError:
@@ -134,9 +134,9 @@ class Reasons:
         if not self.store:
             return
         try:
-            items = sorted(self.store.list(entries.FOLDER), key=lambda item: -item.modified)
+            items = sorted(self.store.list(entries.CACHE_FOLDER), key=lambda item: -item.modified)
             for item in items[:MAX_ENTRIES]:
-                entry = entries.read(self.store, item.key.removeprefix(entries.FOLDER))
+                entry = entries.read_entry(self.store, item.key.removeprefix(entries.CACHE_FOLDER))
                 if entry:
                     yield entry
         except StorageError:

@@ -159,14 +159,14 @@ class Tree:
             if value is not None
         }
 
-    def _substitute_known(self, value: Any, scope: Scope) -> Any:
+    def _substitute_known(self, value: object, scope: Scope) -> Any:
         """Replace the tags whose values are known."""
         try:
             return substitute(value, scope | self._cached_scope(value))
         except (TemplateError, ArgolocalError, ValueError):
             return value
 
-    def _cached_scope(self, value: Any) -> Scope:
+    def _cached_scope(self, value: object) -> Scope:
         """Return the parameter `cached` with only the rows that `value` refers to: each tag parses
         the whole text."""
         names = set(JSON_PATH_NAME.findall(to_json(value)))

@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cache.lookup import without_unknown
+from rekindle.cache.lookup import replace_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
 from rekindle.operations.plan.history import LAUNCHER, FormerRun, Record
@@ -219,7 +219,7 @@ def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
         texts = {
             name: text for name, text in call.flags.items() if name in TrainingSpec.model_fields
         }
-        spec = parse(TrainingSpec, without_unknown(TrainingSpec, texts))
+        spec = parse(TrainingSpec, replace_unknown(TrainingSpec, texts))
     except RekindleError:
         return None
 

@@ -92,7 +92,7 @@ def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]
             yield from _value_differences(name, expected_facts.get(name), actual_facts.get(name))
 
 
-def _value_differences(name: str, expected: Any, actual: Any) -> Iterator[str]:
+def _value_differences(name: str, expected: object, actual: object) -> Iterator[str]:
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         for key in sorted(expected.keys() | actual.keys()):
             yield from _value_differences(f"{name}.{key}", expected.get(key), actual.get(key))

@@ -74,7 +74,7 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     """Compare the code of the release with the files of the commit, and with the installed packages
     of Rekindle."""
     recorded = origin.run.code
-    current = code.digests(origin.run.modules, [str(folder)])
+    current = code.module_digests(origin.run.modules, [str(folder)])
     names = sorted(
         name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name)
     )
@@ -108,15 +108,15 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
     if recorded != current:
         yield Finding("python", f"the release was made with Python {recorded}, this is {current}")
 
-    lock = provenance.lock_hash()
+    lock = provenance.hash_lock_file()
     recorded_lock = origin.provenance.get("lock_hash", "")
     if lock != recorded_lock:
-        file = provenance.lock_file()
+        file = provenance.find_lock_file()
         here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
         yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
 
     recorded_packages = _versions(origin.run.packages)
-    current_packages = _versions(code.packages())
+    current_packages = _versions(code.list_packages())
     names = sorted(recorded_packages.keys() | current_packages.keys())
     changes = [
         f"{name} {recorded_packages.get(name, '(missing)')} →"

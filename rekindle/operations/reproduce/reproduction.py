@@ -13,7 +13,12 @@ import yaml
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
+from rekindle.blocks.manifest.provenance import (
+    BACKFILL,
+    PROVENANCE_PARAMETERS,
+    SCHEDULED_TIME,
+    uses_scheduled_time,
+)
 from rekindle.blocks.manifest.render import manifest_sha256, to_yaml
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, RekindleError
@@ -206,7 +211,7 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
 def _without_provenance(manifest: Manifest) -> Manifest:
     spec = json.loads(to_json(manifest["spec"]))
     for parameter in spec["arguments"]["parameters"]:
-        if parameter["name"] in PROVENANCE:
+        if parameter["name"] in PROVENANCE_PARAMETERS:
             parameter["value"] = ""
     return {"spec": spec}
 
@@ -277,9 +282,13 @@ def run_parameters(origin: Origin) -> dict[str, str]:
 
     A moving window ends at the scheduled time, or else at the creation time of that run.
     """
-    values = {name: value for name, value in origin.parameters.items() if name not in PROVENANCE}
+    values = {
+        name: value
+        for name, value in origin.parameters.items()
+        if name not in PROVENANCE_PARAMETERS
+    }
     if uses_scheduled_time(origin.run.manifest):
-        values[SCHEDULED] = values.get(SCHEDULED) or origin.run.created
+        values[SCHEDULED_TIME] = values.get(SCHEDULED_TIME) or origin.run.created
     return values | {BACKFILL: "true"}
 
 

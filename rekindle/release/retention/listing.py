@@ -130,7 +130,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     )
 
     removable = releases if context.targets else []
-    return Listing([*runs.values()], removable, entries.entries(store), claimed)
+    return Listing([*runs.values()], removable, entries.read_entries(store), claimed)
 
 
 def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], Iterator[str]]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
-from rekindle.content.verified_release import DESCRIBING, MLFLOW_FILES, RECORD
+from rekindle.content.verified_release import MLFLOW_FILES, RELEASE_RECORD, UNHASHED_FILES
 from rekindle.errors import Conflict, NotFound
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName, split_address
@@ -69,7 +69,7 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
     for item in removal.runs:
         with host.hold(item.run.name) as is_held:
             if is_held:
-                entries.remove(
+                entries.remove_entries(
                     store, [entry for entry in removal.entries if entry.workflow == item.run.name]
                 )
                 # also since the decision
@@ -118,7 +118,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
         return bool(keys)
 
     if mark:
-        claims.remove(store, run)
+        claims.remove_claims(store, run)
     own_id = listing.store_id(store)
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
@@ -200,8 +200,8 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
     if not mark:
         return
 
-    record_key = f"{release.prefix}{RECORD}"
-    names = mark.files.keys() | DESCRIBING | MLFLOW_FILES
+    record_key = f"{release.prefix}{RELEASE_RECORD}"
+    names = mark.files.keys() | UNHASHED_FILES | MLFLOW_FILES
     own_keys = {f"{release.prefix}{name}" for name in names} - {record_key}
     store.delete([key for key in keys if key in own_keys])
     if read_owner(store, release.prefix) == mark:
@@ -211,7 +211,7 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
 def _mark_removed(store: Store, release: Release) -> Owner | None:
     """Write into release.json that its files are being removed, and return its content; None if the
     files belong to another version, also of a process that releases them at this moment."""
-    record_key = f"{release.prefix}{RECORD}"
+    record_key = f"{release.prefix}{RELEASE_RECORD}"
 
     while True:
         current = store.head(record_key)

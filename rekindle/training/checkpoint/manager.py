@@ -33,7 +33,7 @@ from rekindle.training.checkpoint.snapshots import Snapshots
 from rekindle.training.group.interruptible import GroupBroken, resolve_with_call
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import Fingerprint
-from rekindle.training.training_state import State, raw
+from rekindle.training.training_state import State, tensor_bytes
 
 # maximum share of the training time for snapshots, if hot_seconds is not set
 MAX_SNAPSHOT_SHARE = 0.01
@@ -322,7 +322,7 @@ class Checkpoints:
 
         def read() -> Manifest | None:
             try:
-                return remote.restore(raw(target), snapshot_step)
+                return remote.restore(tensor_bytes(target), snapshot_step)
             except StorageError as error:
                 if read_abandoned.is_set() or cancelled():
                     raise GroupBroken(
@@ -383,7 +383,7 @@ class Checkpoints:
             else:
                 target = torch.empty_like(memory, device="cpu")
 
-            file.load(snapshot, raw(target))
+            file.load(snapshot, tensor_bytes(target))
             if target is not memory:
                 memory.copy_(target)
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, facts, key
-from rekindle.cache.reused_models import FILES, copy_model
+from rekindle.cache.key import Facts, UnknownKey, collect_facts, compute_key
+from rekindle.cache.reused_models import MODEL_FILES, copy_model
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
 from rekindle.storage import Store
@@ -31,10 +31,10 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            self.facts = facts("steps.train", self.spec, {})
+            self.facts = collect_facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             if self.spec.reuse == "yes":
-                entry = entries.find_and_claim(store, key(self.facts))
+                entry = entries.find_and_claim(store, compute_key(self.facts))
             else:
                 entry = None
 
@@ -50,10 +50,12 @@ class ReusableModel:
 
         with suppress(UnknownKey, StorageError, OSError):
             # `reuse` may still be running when a short training ends
-            inputs = self.facts or facts("steps.train", self.spec, {})
+            inputs = self.facts or collect_facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
-            sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
-            if len(sizes) < len(FILES):
+            sizes = [
+                head.size for name in MODEL_FILES if (head := store.head(f"{self.spec.out}/{name}"))
+            ]
+            if len(sizes) < len(MODEL_FILES):
                 return  # the model has been removed since
 
             artifacts = {
@@ -61,7 +63,8 @@ class ReusableModel:
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
             # replaces an existing entry
-            entries.record(
-                store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds)
+            entries.record_entry(
+                store,
+                entries.Entry(compute_key(inputs), self.prefix, {}, artifacts, inputs, seconds),
             )
             record_code(store, inputs)

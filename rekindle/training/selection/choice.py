@@ -14,7 +14,7 @@ from torch import nn
 from argolocal.common.json_text import replace_nan
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
-from rekindle.content.weights import WEIGHTS, read_description, verify_weights
+from rekindle.content.weights import WEIGHTS_FILE, read_description, verify_weights
 from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
@@ -55,7 +55,7 @@ def choose_family(
             update={"model": description.model, "family": description.family}
         )
         model = build_model(family_spec, workload, facts)
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        model.load_state_dict(load_file(folder / WEIGHTS_FILE))
         values[name] = compute_validation(spec, workload, model.to(device), held_out, device)
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
-from rekindle.content.weights import WEIGHTS
+from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
@@ -77,7 +77,7 @@ def check_saved_model(
     saved = build_model(spec, workload, dataset_facts(dataset))
 
     try:
-        saved.load_state_dict(load_file(folder / WEIGHTS))
+        saved.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except RuntimeError as error:
         raise ConfigError(
             f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}"
@@ -160,6 +160,8 @@ def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict
     """Write model.safetensors and model.json to `out`; return the sha256 of the tensors."""
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
-    (out / WEIGHTS).write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+    (out / WEIGHTS_FILE).write_bytes(
+        save({name: value.contiguous() for name, value in tensors.items()})
+    )
     (out / MODEL_FILE).write_bytes(describe_model(description | {"sha256": sha256}))
     return sha256

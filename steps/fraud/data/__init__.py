@@ -1,1 +1,1 @@
-"""From raw transactions to features: the dataset on disk and the serving state."""
+"""Convert raw transactions to features: the dataset on disk, and the serving state."""

@@ -1,10 +1,10 @@
-"""Gradient boosting on the features of single transactions: starting point and baseline of the
-transformer.
+"""Gradient boosting on the features of single transactions: an input of the transformer, and its
+baseline.
 
-`prepare` fits the trees on the training rows, and their log-odds become a feature (BOOSTED). The
-transformer adds the history of the card. Trees are too certain about the rows that they were fitted
-on, and the transformer would trust them too much. So training rows are scored by trees of other
-cards (cross-fitting), and later rows by trees of all cards.
+`prepare` fits trees on the training rows, and their log-odds become a feature (BOOSTED). The
+transformer adds the history of the card. Trees are overconfident on the rows that they were fitted
+on, and the transformer would learn to trust them too much. So training rows are scored by trees
+that were fitted on other cards (cross-fitting), and later rows by trees fitted on all cards.
 """
 
 import io
@@ -23,7 +23,7 @@ from steps.fraud.data.transactions import UNKNOWN, Ints
 
 BOOSTED = "boosted"
 FOLDS = 2  # number of groups of cards
-# about the maximum of genuine rows to fit on; more rows take longer and change little
+# approximate maximum number of genuine rows to fit on; more rows take longer and change little
 MAX_GENUINE_ROWS = 300_000
 BINS = 250  # number of bins per feature; scikit-learn allows 255
 BOOSTING_SETTINGS: dict[str, Any] = {
@@ -91,8 +91,8 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 class Sample:
-    """The rows to fit trees on, collected in pieces: all frauds, and about MAX_GENUINE_ROWS genuine
-    rows."""
+    """The rows to fit trees on: all frauds, and a random sample of about MAX_GENUINE_ROWS genuine
+    rows. They are added in pieces."""
 
     def __init__(self, total: int) -> None:
         """`total`: number of training rows in all pieces."""
@@ -144,8 +144,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Boosting:
-    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a
-    model of all cards."""
+    """Models of scikit-learn: one for each fold, fitted on the cards of the other folds, then one
+    fitted on all cards."""
 
     models: Sequence[Any]
 
@@ -166,8 +166,8 @@ class Boosting:
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread: more would change sums of gradients, and slow other processes
-    by busy waiting."""
+    """Limit libraries to one thread. More threads would change sums of gradients, and slow down
+    other processes by busy waiting."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -175,16 +175,16 @@ def _limit_to_one_thread() -> Any:
 
 
 def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the candidate thresholds of a feature: its quantiles, finer towards both ends, where
-    frauds are."""
+    """Return the candidate thresholds of a feature: its quantiles, with finer steps at both ends,
+    where most frauds are."""
     tail = 0.5 ** np.linspace(1, 17, BINS // 4)
     quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), tail, 1 - tail])
     return np.unique(np.quantile(column, np.sort(quantiles), method="lower"))
 
 
-def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
-    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its
-    leaf values."""
+def _fit(codes: Ints, labels: object, weight: object, edges: list[Floats]) -> Any:
+    """Fit a model on the bin numbers `codes`, convert its thresholds to feature values in `edges`,
+    and round its leaf values."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)

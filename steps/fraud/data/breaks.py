@@ -1,5 +1,5 @@
-"""Warnings about data that changes from a day on: truncated values, new ids, missing genuine rows,
-missing labels."""
+"""Warn about data whose properties change from some day on: truncated values, new ids, missing
+genuine rows, missing labels."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ MAX_USUAL_NEW_IDS = 0.3  # maximum share of rows with a new id in the week befor
 MIN_GENUINE_RATIO = 1.6  # minimum factor between the genuine rows of two fortnights
 MIN_SHARE_RATIO = 1.3  # minimum factor between the fraud shares of these fortnights
 # maximum share of expected frauds with labels in the newest week, relative to earlier weeks
-MAX_LABELLED = 0.85
+MAX_LABELLED_SHARE = 0.85
 MIN_Z = 4  # minimum distance from the expected frauds, in standard deviations
 
 
@@ -93,8 +93,8 @@ def new_ids(rows: Rows, columns: Columns) -> list[str]:
 
 
 def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
-    """Return a mask of the days whose rows all have one value, unless rows of other days often have
-    this value."""
+    """Return a mask of the days on which all rows have the same value, unless this value is
+    frequent on other days."""
     low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
     constant = (low == high) & (days.size >= MIN_ROWS)
     if constant.any() and not constant.all():
@@ -104,7 +104,7 @@ def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
 
 
 def _share_of_new(ids: Ints, days: Days) -> Floats:
-    """Return for each day the share of its rows with an id that no earlier day has."""
+    """Return, for each day, the share of rows whose id does not occur on earlier days."""
     day = np.repeat(np.arange(len(days.size)), days.size)
     is_new = pl.DataFrame({"id": ids, "day": day}).select(
         pl.col("day").first().over("id") == pl.col("day")
@@ -113,7 +113,7 @@ def _share_of_new(ids: Ints, days: Days) -> Floats:
 
 
 def _mean_before(values: Floats) -> Floats:
-    """Return for each day the mean of `values` in the week before the day; 1 for the first day."""
+    """Return, for each day, the mean of `values` in the week before it; 1 for the first day."""
     sums = np.append(0, np.cumsum(values))
     index = np.arange(len(values))
     first = np.maximum(index - WEEK, 0)
@@ -165,12 +165,12 @@ def missing_genuine_rows(labelled: Rows) -> list[str]:
 
 
 def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) -> Floats:
-    """Return the sums for `late_labels` over the rows from `start` to `end`, whose labels should
-    have arrived.
+    """Return the sums that `late_labels` needs, over the rows from `start` to `end`, whose labels
+    should be known.
 
     `log_odds`: predictions of trees that were not fitted on these rows. Row 0 of the result has the
-    sums of the newest week, row 1 of earlier weeks. The columns are expected frauds, labelled
-    frauds and variance; each transaction is weighted with its probability of fraud.
+    sums over the newest week, row 1 those over earlier weeks. The columns are expected frauds,
+    labelled frauds and variance; each transaction is weighted with its probability of fraud.
     """
     usable = (rows.time >= start) & (rows.time < end) & (rows.fraud != UNKNOWN)
     probability = 1 / (1 + np.exp(-log_odds[usable].astype(float)))
@@ -192,7 +192,7 @@ def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
 
     new, old = labelled / expected
     deviation = np.sqrt(old * (variance / expected**2).sum())
-    if new > MAX_LABELLED * old or old - new < MIN_Z * deviation:
+    if new > MAX_LABELLED_SHARE * old or old - new < MIN_Z * deviation:
         return []
 
     return [

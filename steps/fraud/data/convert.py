@@ -75,7 +75,8 @@ def instant(column: pl.Series, time_format: str) -> pl.Series | None:
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
-        return column.dt.epoch("us")  # columns with a time zone store UTC
+        # columns with a time zone store UTC
+        return column.dt.epoch("us")
     if column.dtype.is_numeric():
         return _since_1970(column, time_format)
     if column.dtype != pl.String:

@@ -39,8 +39,8 @@ EXTRA_NAMES = (
     "fraud_run",
 )
 NAMES = RAW_NAMES + HANDBOOK_NAMES + EXTRA_NAMES
-OF_TERMINAL = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA_NAMES[3:]
-OF_CARD = tuple(n for n in NAMES if n not in OF_TERMINAL)
+TERMINAL_NAMES = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA_NAMES[3:]
+CARD_NAMES = tuple(n for n in NAMES if n not in TERMINAL_NAMES)
 
 Floats = NDArray[np.float32]
 Column = NDArray[Any]
@@ -55,11 +55,10 @@ def lookback_days(delay_days: int) -> int:
 def card_features(
     rows: Rows, names: Names = NAMES, row_indices: Ints | None = None
 ) -> dict[str, Column]:
-    """Compute the features OF_CARD (all, or at least those in `names`) of the rows of complete
-    cards.
+    """Compute the features CARD_NAMES (all, or at least those in `names`).
 
-    `rows` must be sorted by (card, time, id). With `row_indices`, return the features of these rows
-    only.
+    `rows` must contain all rows of each card, sorted by (card, time, id). With `row_indices`,
+    return the features of these rows only.
     """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     cents_before = _running_sum(rows.cents)
@@ -74,7 +73,7 @@ def card_features(
         result[f"card_count_{days}d"] = count = end - start
         result[f"card_mean_{days}d"] = (cents_before[end] - cents_before[start]) / (100 * count)
 
-    if set(names) <= result.keys() | set(OF_TERMINAL):
+    if set(names) <= result.keys() | set(TERMINAL_NAMES):
         return result
 
     start = np.maximum(first, index - HABIT_ROWS)
@@ -102,7 +101,7 @@ def card_features(
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compare the amount and the highest recent amounts with the median of the card's recent
+    """Compare the amount, and the highest recent amounts, with the median of the card's recent
     amounts."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
@@ -140,10 +139,9 @@ def _compare_amounts(
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute the features OF_TERMINAL (all, or at least those in `names`) of the rows of complete
-    terminals.
+    """Compute the features TERMINAL_NAMES (all, or at least those in `names`).
 
-    `rows` must be sorted by (terminal, time, id).
+    `rows` must contain all rows of each terminal, sorted by (terminal, time, id).
     """
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
     is_fraud = rows.fraud == 1
@@ -160,7 +158,7 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
             frauds_before[cutoff] - frauds_before[start]
         ) / np.maximum(count, 1)
 
-    if set(names) <= result.keys() | set(OF_CARD):
+    if set(names) <= result.keys() | set(CARD_NAMES):
         return result
 
     n = len(rows)
@@ -192,13 +190,13 @@ def matrix(columns: dict[str, Column], names: Names) -> Floats:
 def tables(
     rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Yield the features `names` in pieces of complete cards: (rows, float32 [m, len(names)]), by
-    (card, time, id).
+    """Yield the rows and their features `names` in pieces that contain all rows of their cards:
+    (rows, float32 [m, len(names)]), sorted by (card, time, id).
 
     `rows` must be sorted by (time, id). The function needs about the memory of `rows` plus one
     piece.
     """
-    terminal_names = tuple(name for name in names if name in OF_TERMINAL)
+    terminal_names = tuple(name for name in names if name in TERMINAL_NAMES)
     by_terminal = _order(rows.terminal)
     terminal_table = np.empty((len(rows), len(terminal_names)), np.float32)
 
@@ -221,7 +219,7 @@ def tables(
 def _order(group: Ints) -> Ints:
     """Return the indices that sort rows by group; rows of a group keep their order."""
     group = group - group.min()
-    # 16 bits are faster
+    # sorting numbers of 16 bits is faster
     return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")
 
 
@@ -236,11 +234,12 @@ def chunks(groups: Ints, size: int) -> Iterator[slice]:
 
 
 def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
-    """Return (index, first row of the group, time line) of rows sorted by (group, time).
+    """Return (index, first row of the group, position on a common time line) of rows sorted by
+    (group, time).
 
-    The time line covers all groups: gaps longer than `reach`, and gaps between groups, are
-    shortened to just over `reach`. So one binary search finds the starts of windows in all groups,
-    and times do not overflow with many groups.
+    The time line joins the times of all groups: gaps longer than `reach`, and gaps between groups,
+    are shortened to just over `reach`. So one binary search finds the starts of windows in all
+    groups, and positions do not overflow with many groups.
     """
     index = np.arange(len(time))
     first = firsts(group)

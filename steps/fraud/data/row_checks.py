@@ -1,6 +1,6 @@
 """Validate rows: types, ranges, duplicates, time order.
 
-Invalid rows are collected with the reason why each is invalid.
+Each invalid row is returned with the reason why it is invalid.
 """
 
 import time
@@ -19,7 +19,7 @@ COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a numb
 COLUMN_TYPES["time"] = "a timestamp"
 COLUMN_TYPES["amount"] = "a number"
 COLUMN_TYPES["fraud"] = "0, 1 or nothing"
-# text ids that become the number in the text, see schema.identity
+# text ids that are numbers, see `transactions.identity`
 INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
 MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
 MAX_AMOUNT = 1e9  # a larger amount is probably in another unit
@@ -105,7 +105,7 @@ def check(
 
 
 def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
-    """Convert the columns to the types of the dataset; a value that cannot be converted becomes
+    """Convert the columns to the types of the dataset, and values that cannot be converted to
     null."""
     converters = {
         "id": _identity,

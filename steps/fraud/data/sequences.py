@@ -79,8 +79,8 @@ class Rows:
         return self.features[offset].double().numpy()
 
     def overlapping(self, length: int) -> Tensor:
-        """Return a view of the features with one flat window of `length` rows per offset, without
-        copying."""
+        """Return a view of the features, without copying, that has one flat window of `length` rows
+        per offset."""
         size = length * self.width
         return self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
 
@@ -105,9 +105,9 @@ class TrainingWindows:
             )
 
         start, low, high = _windows(rows.first, counted)
-        # in separate columns, because gathering numbers is several times faster than gathering
-        # short rows
-        self.offsets, self.start = torch.from_numpy(rows.offsets[start]), torch.from_numpy(start)
+        # separate columns: gathering numbers is several times faster than gathering short rows
+        self.offsets = torch.from_numpy(rows.offsets[start])
+        self.start = torch.from_numpy(start)
         self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
         self.counted = _masks()
         self.features = rows.overlapping(LENGTH)
@@ -134,8 +134,8 @@ def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
 
 
 def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Arrange windows of SCORED rows so that each of `rows` (ascending) has at least CONTEXT
-    earlier rows of its card.
+    """Arrange windows of SCORED rows so that each of `rows` (ascending) is preceded by at least
+    CONTEXT rows of its card, or by all of them.
 
     `first`: for each row, the first row of its card. Returns (starts of windows; window of each of
     `rows`; position of each of `rows` in its window).

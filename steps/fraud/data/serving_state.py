@@ -1,14 +1,14 @@
-"""The serving state: transactions before the end of training, to compute features of later
-transactions.
+"""The serving state: the transactions before the end of training that servers need for the features
+of later transactions.
 
     state = State.load(release / "state")
     windows, lengths = state.windows([(new, history)])     # float32 [B, 64, F], int64 [B]
 
 Each pair is an independent request: `new` are the transactions to score
 (steps.fraud.data.transactions.Rows, for example from `Rows.of(id=[..], time=[..], card=[..],
-terminal=[..], amount=[..])`), and `history` the transactions between the end of training and now
-that the client sends, with the labels known by now (otherwise fraud=0; labels within the delay are
-not used). Window b contains the features (columns `state.features`) of the last `length`
+terminal=[..], amount=[..])`), and `history` are the transactions since the end of training, which
+the client sends with the labels that it knows (fraud=0 if a label is unknown; labels within the
+delay are not used). Window b contains the features (columns `state.features`) of the last `length`
 transactions of the card up to the b-th new row: oldest first, the new row at position lengths[b] -
 1, then zeros. With complete history, the values equal the features that `prepare` computes, because
 the code is the same. Calls keep no state and may run in parallel threads.
@@ -81,8 +81,8 @@ def load_trained(path: Path) -> dict[str, NDArray[Any]]:
     """Load the log-odds (`boosted`) of the last training rows of a release, by transaction (`id`).
     Raises DataError.
 
-    These log-odds cannot be computed again, because releases do not contain the trees of the folds.
-    A refreshed state has fewer of these rows, so it keeps the log-odds in a separate file.
+    These log-odds cannot be computed again, because a release does not contain the trees of the
+    folds. A refreshed state lacks some of these rows, so it has the log-odds in a separate file.
     """
     try:
         if (path / TRAINED).exists():
@@ -204,7 +204,7 @@ class State:
         )
 
     def _terminal_columns(self, later: Rows, request: Ints, index: Ints) -> dict[str, NDArray[Any]]:
-        """Compute the features OF_TERMINAL of the rows `index` of `later`."""
+        """Compute the features TERMINAL_NAMES of the rows `index` of `later`."""
         group, terminals = _group_by_request(later.terminal, request)
         groups = np.unique(group[index])
         of_terminals = np.flatnonzero(np.isin(group, groups))

@@ -1,13 +1,10 @@
-"""The dataset on disk for training, evaluation and serving. `write_dataset` writes this dataset,
-sequences.py reads it.
+"""The dataset on disk for training, evaluation and serving. `write_dataset` writes it, sequences.py
+reads it.
 
-    dataset.json           written by Rekindle, with the facts below
-    shards/NAME-00000.npy  the column NAME (see ARRAYS), sorted by (card, time, id); each card is in
-    one shard
-    transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud,
-    scenario
+    dataset.json           the facts below
+    shards/NAME-00000.npy  column NAME (see ARRAYS), sorted by (card, time, id), with complete cards
+    transactions.parquet   valid rows sorted by (time, id)
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
-                           (without a rejected row, only these two columns)
     state/                 the serving state, see steps/fraud/data/serving_state.py
 
 The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end
@@ -17,19 +14,17 @@ begin. No model is trained or evaluated on rows after the test weeks.
 
 Facts (times are µs since the epoch, and counts are numbers of rows):
 
-    train_start            start of the training rows; rows before it only give context: they lack
-    past days
-    train_end, data_until  end of the training rows and of the serving state, as a number and as
-    text
+    train_start            start of the training rows; earlier rows only give context
+    train_end, data_until  end of the training rows and of the serving state: number, text
     test_weeks, test_rows  [start, end) and [rows, frauds] of each test week, oldest first
-    mean, std              of each feature over the training rows
-    unknown                rows in training time and test weeks without a known label, which are not
-    used
+    mean, std              mean and standard deviation of each feature over the training rows
+    unknown                unused rows before the end of the test weeks, whose label is unknown
     rejected               rejected rows by reason
 """
 
 import shutil
 from dataclasses import replace
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,7 +47,7 @@ from steps.fraud.fraud_config import Data
 # columns of a shard of n rows, and their types
 ARRAYS = {
     "features": np.float32,  # shape [n, F]
-    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (schema.UNKNOWN): not known yet
+    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (UNKNOWN): not known yet
     "scenarios": np.uint8,  # kind of fraud; 0: genuine or not known
     "times": np.int64,  # µs since the epoch
     "cards": np.int64,
@@ -167,11 +162,14 @@ class _Moments:
     """Mean and standard deviation of rows that are added in pieces."""
 
     def __init__(self, width: int) -> None:
-        self.count, self.sums, self.squares = 0, np.zeros(width), np.zeros(width)
+        self.count = 0
+        self.sums = np.zeros(width)
+        self.squares = np.zeros(width)
 
     def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
         self.count += int(mask.sum())
-        for start in range(0, len(table), 4096):  # blocks of rows stay in the CPU cache
+        # blocks of rows stay in the CPU cache
+        for start in range(0, len(table), 4096):
             block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
             self.sums += block.sum(0)
             self.squares += np.square(block).sum(0)
@@ -210,8 +208,8 @@ def _select_days(rows: Rows, data: Data) -> Rows:
 
 
 def _hide_labels(rows: Rows, start: int) -> Rows:
-    """Remove the labels from `start` on: a timely run has only some of these labels, but a late run
-    has all."""
+    """Remove the labels from `start` on, so that the dataset does not depend on how late the run
+    starts."""
     unknown = rows.time >= start
     fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
     return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
@@ -283,15 +281,16 @@ def last_full_day(time: NDArray[np.int64]) -> int:
         - np.arange(last - 7, last + 1) * DAY
     )
 
-    usual = ends[:-1][ends[:-1] >= 0]  # negative values are of days without transactions
+    # negative values belong to days without transactions
+    usual = ends[:-1][ends[:-1] >= 0]
     if not len(usual) or ends[-1] >= usual.min() - DAY // 24:
         return last
 
     return last - 1
 
 
-def _us(of: Any) -> int:
-    return int(np.datetime64(of, "us").astype(np.int64))
+def _us(day: date) -> int:
+    return int(np.datetime64(day, "us").astype(np.int64))
 
 
 def _file(path: Path, name: str, number: int) -> Path:

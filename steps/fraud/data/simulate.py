@@ -1,10 +1,8 @@
 """Simulate cards, terminals and fraudsters. The same seed gives the same transactions.
 
-    simulate://7                                                          seed 7, and defaults for
-    the other settings
-    simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published
-    data set
-    simulate://7?takeovers=2                                              with account takeovers
+    simulate://7                seed 7, and defaults for the other settings
+    simulate://7?takeovers=2    with account takeovers
+    simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01    as the published data set
 
 An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et
 al.): a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a
@@ -47,7 +45,7 @@ TERMINAL_FRAUDS_A_DAY = 2 / 10_000
 TERMINAL_DAYS = 28
 CARD_FRAUDS_A_DAY = 3 / 5_000
 CARD_DAYS = 14
-TAKEOVER = 4  # scenario
+TAKEOVER = 4  # number of the scenario
 # payments of a takeover, and seconds between two of them
 TAKEOVER_PAYMENTS = (4, 8)
 TAKEOVER_GAP = (300, 3600)
@@ -174,6 +172,5 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
 
 
 def _events_of(rate: float, day: int) -> int:
-    """Return the number of events on `day`: a whole number, and on average over many days
-    `rate`."""
+    """Return a whole number of events on `day`, whose average over many days is `rate`."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

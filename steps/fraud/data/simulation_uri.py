@@ -1,5 +1,5 @@
-"""Parse `simulate://` URIs. Not in simulate.py, so that configs are validated without heavy
-imports."""
+"""Parse `simulate://` URIs, without the heavy imports of simulate.py, for the validation of
+configs."""
 
 from datetime import date
 from urllib.parse import parse_qsl, urlencode, urlsplit

@@ -98,7 +98,8 @@ def _download(uri: str, scratch: Path) -> Path:
 
     try:
         store.download(address.key, target)
-    except NotFound as error:  # a DataError is not retried: a retry cannot help
+    # Argo does not retry a DataError: a retry cannot help
+    except NotFound as error:
         raise DataError(f"{error} Correct data.source.") from error
 
     return target

@@ -1,4 +1,4 @@
-"""Warnings about data whose rows are valid, but look wrong as a whole."""
+"""Warn about data whose rows are valid, but whose statistics are suspicious."""
 
 import numpy as np
 import polars as pl
@@ -17,8 +17,8 @@ MIN_FRAUDS = 10  # minimum number of frauds to look for leaking columns
 
 
 def strays(time: Ints) -> int:
-    """Return the time of the first of a few rows that lie far after all other rows; without such
-    rows, a time after all."""
+    """Return the time of the first stray row: one of a few rows that are much later than all
+    others. Without stray rows, return a time after the last row."""
     sorted_times = np.sort(time)
     first = len(sorted_times) - max(1, int(MAX_STRAYS * len(sorted_times)))
     if len(sorted_times) > 1:
@@ -46,8 +46,8 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each column that seems to be the wrong column, and for missing and
-    repeated rows."""
+    """Return a sentence for each column that is probably the wrong one, and for missing or repeated
+    rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
         column = columns.describe(name)
@@ -126,7 +126,8 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
 
 
 def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of frauds with a value that several frauds and no genuine rows have."""
+    """Return the share of frauds whose value is shared with other frauds, but not with genuine
+    rows."""
     groups = pl.DataFrame({"value": values, "fraud": is_fraud}).group_by("value")
     pure = groups.agg(pl.col("fraud").sum(), rows=pl.len()).filter(
         pl.col("fraud") == pl.col("rows"), pl.col("rows") > 1
@@ -135,8 +136,8 @@ def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
 
 
 def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of the frauds that have the highest (or lowest) values, if most rows with
-    these values are frauds."""
+    """Return the share of the frauds among the highest (or lowest) values, if most rows with these
+    values are frauds; otherwise 0."""
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
     return max(

@@ -1,5 +1,5 @@
-"""Transactions in memory: one numpy array per column, so the same code works for a data set and for
-a request.
+"""Transactions in memory, as one numpy array per column; the same code handles a data set and a
+request.
 
 On disk (`transactions.parquet`, `rejects.parquet`) the columns are `id`, `time` (timestamp, UTC),
 `card`, `terminal`, `amount`, `fraud` (null: not known yet) and `scenario`. `identity` converts text
@@ -40,7 +40,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.time)
 
-    def __getitem__(self, index: Any) -> "Rows":
+    def __getitem__(self, index: object) -> "Rows":
         return Rows(**{name: getattr(self, name)[index] for name in NAMES})
 
     @classmethod
@@ -107,12 +107,12 @@ def instant(time: Any) -> str:
     return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
 
 
-def utc(time: Any) -> str:
+def utc(time: object) -> str:
     """Format `time` (µs since the epoch) as ISO 8601 text with the time zone."""
     return f"{instant(time)}+00:00"
 
 
-def day(time: Any) -> str:
+def day(time: object) -> str:
     """Return the day (UTC) of `time` (µs since the epoch) as text."""
     return instant(time)[:10]
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from argolocal.language.substitute import substitute
-from rekindle.blocks.container import command
-from rekindle.blocks.resource import number, render
+from rekindle.blocks.container import step_flags
+from rekindle.blocks.resource import integer_input, render
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.step import load, parse
@@ -23,7 +23,7 @@ def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
         "model": {"width": 32, "name": 'a "b" é'},
     }
 
-    flags = command("steps.train", values)
+    flags = step_flags("steps.train", values)
     texts = {
         f.removeprefix("--").partition("=")[0].replace("-", "_"): f.partition("=")[2] for f in flags
     }
@@ -39,12 +39,17 @@ def test_missing_and_unknown_inputs_of_a_step_are_rejected(
     values: dict[str, str], names: str
 ) -> None:
     with pytest.raises(ConfigError, match=names):
-        command("steps.serve", values)
+        step_flags("steps.serve", values)
 
 
 def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
     text = render(
-        {"spec": {"replicas": number("n"), "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}}
+        {
+            "spec": {
+                "replicas": integer_input("n"),
+                "args": ["--n={{inputs.parameters.n}}", '"{}"}}'],
+            }
+        }
     )
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.blocks.dependencies import FAILURES, after_all, after_any, parse
+from rekindle.blocks.dependencies import FAILURES, after_all, after_any, parse_depends
 
 
 def test_alternatives_are_in_parentheses_only_next_to_other_conditions() -> None:
@@ -26,9 +26,9 @@ def test_alternatives_are_in_parentheses_only_next_to_other_conditions() -> None
 def test_a_users_expression_is_kept_and_its_tasks_are_known(
     text: str | None, tasks: set[str], with_data: str
 ) -> None:
-    assert parse(text).tasks == tasks
-    assert str(parse(text).with_tasks(["data"])) == with_data
+    assert parse_depends(text).tasks == tasks
+    assert str(parse_depends(text).with_tasks(["data"])) == with_data
 
 
 def test_a_conjunction_of_tasks_is_the_same_whoever_writes_it() -> None:
-    assert parse("a && b.Succeeded") == after_all(["a", "b.Succeeded"])
+    assert parse_depends("a && b.Succeeded") == after_all(["a", "b.Succeeded"])

@@ -7,8 +7,8 @@ import pytest
 
 from rekindle.blocks.jobs.members import SHARED_MOUNT
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
-from rekindle.blocks.pod_settings import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
-from rekindle.blocks.presets import presets
+from rekindle.blocks.pod_settings import WORKFLOW_LABEL, affinity, pod_spec, resources, tolerations
+from rekindle.blocks.presets import read_presets
 from rekindle.blocks.serving.model_deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.release.serve_config import ServeConfig
@@ -27,7 +27,7 @@ def train(preset: Any, **settings: Any) -> PodConfig:
     return config(pods={"train": {"preset": preset, **settings}}).pod("train")
 
 
-@pytest.mark.parametrize("name", presets()["pods"])
+@pytest.mark.parametrize("name", read_presets()["pods"])
 def test_every_preset_changes_a_pod(name: str) -> None:
     assert config(pods={"serve": {"preset": name}}).pod("serve") != config().pod("serve")
 
@@ -248,7 +248,7 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
     worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"][
         "template"
     ]["metadata"]
-    assert worker == {"labels": {"team": "risk"} | OF_WORKFLOW, "annotations": {"a/b": "c"}}
+    assert worker == {"labels": {"team": "risk"} | WORKFLOW_LABEL, "annotations": {"a/b": "c"}}
     server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
     assert server["template"]["metadata"]["annotations"] == {"a/b": "c"}
     assert (

@@ -46,7 +46,7 @@ def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_c
 
     empty = ("other", "parts/__init__", "parts/inner/__init__", "parts/inner/third", "parts/apart")
     write(folder, texts | dict.fromkeys(empty, ""))
-    found = code.closure(["first"], [str(folder)])
+    found = code.imported_files(["first"], [str(folder)])
 
     in_project = {
         name: path.relative_to(folder).as_posix()
@@ -89,9 +89,9 @@ def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: 
     )
 
     write(folder, texts | dict.fromkeys(empty, ""))
-    found = code.closure(["parts.first"], [str(folder)])
+    found = code.imported_files(["parts.first"], [str(folder)])
     assert found.keys() == {"parts.first", "parts.second", "parts.third", "parts.fourth"}
-    assert code.closure(["work"], [str(folder)])["helper"] == folder / "helper.py"
+    assert code.imported_files(["work"], [str(folder)])["helper"] == folder / "helper.py"
 
 
 def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
@@ -111,7 +111,7 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(editable), str(installed)])
     forget()
-    found = code.closure(["first", "installed_package"], [str(tmp_path / "project")])
+    found = code.imported_files(["first", "installed_package"], [str(tmp_path / "project")])
 
     assert found == {
         "first": tmp_path / "project/first.py",
@@ -122,7 +122,9 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     }
 
     names = {"installed_models-1.2", "debian_models-3.4", "old_models-5.6-py3.11"}
-    assert names <= set(code.packages()), "a virtual environment with the packages of the system"
+    assert names <= set(code.list_packages()), (
+        "a virtual environment with the packages of the system"
+    )
 
 
 def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
@@ -136,7 +138,7 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
     write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
     monkeypatch.setattr(code, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
     monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
-    found = code.closure(["first"], [str(tmp_path / "project")])
+    found = code.imported_files(["first"], [str(tmp_path / "project")])
     assert found.keys() == {"first", "rekindle", "rekindle.keys"}
 
 
@@ -147,7 +149,7 @@ def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Pa
     )
     (folder / "work/words.txt").write_text("a")
     (folder / "work/model.pyc").write_text("compiled")
-    found = code.closure(["work"], [str(folder)])
+    found = code.imported_files(["work"], [str(folder)])
     names = {name for name, path in found.items() if folder in path.parents}
 
     assert names == {
@@ -183,11 +185,11 @@ def test_a_changed_file_changes_the_identity_of_the_code_that_imports_it(
     (folder / file).parent.mkdir(parents=True)
     (folder / "linked").symlink_to(folder / "elsewhere")
     (folder / file).write_bytes(b"built")
-    original = code.identity(["first"])
+    original = code.code_identity(["first"])
 
     (folder / file).write_bytes(b"built anew")
     forget()
-    assert code.identity(["first"]) != original
+    assert code.code_identity(["first"]) != original
 
 
 def test_all_files_of_a_package_include_linked_folders_extensions_and_compiled_modules_without_source(
@@ -207,7 +209,9 @@ def test_all_files_of_a_package_include_linked_folders_extensions_and_compiled_m
     (folder / "elsewhere/loop").symlink_to(folder / "elsewhere")
     (folder / "elsewhere/up").symlink_to(folder / "work")
 
-    names = {name for name in code.closure(["work"], [str(folder)]) if name.startswith("work/")}
+    names = {
+        name for name in code.imported_files(["work"], [str(folder)]) if name.startswith("work/")
+    }
     files = ("__init__.py", "model.py", "fast.so", "only.pyc", "linked/deep/part.py")
     assert names == {f"work/{file}" for file in files}
 
@@ -219,7 +223,7 @@ def test_an_extension_is_found_before_a_source_and_a_source_before_a_compiled_mo
     extension = folder / f"both{EXTENSION_SUFFIXES[0]}"
     for file in (extension, folder / "source.pyc"):
         file.write_bytes(b"compiled")
-    found = code.closure(["first"], [str(folder)])
+    found = code.imported_files(["first"], [str(folder)])
     assert found == {
         "first": folder / "first.py",
         "both": extension,
@@ -233,38 +237,38 @@ def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first
     for name in ("one", "two"):
         write(tmp_path / name, {"same": f"NAME = '{name}'\n"})
     write(tmp_path / "two", {"same/__init__": "", "only": "this is no Python ("})
-    found = code.closure(["same", "only"], [str(tmp_path / "one"), str(tmp_path / "two")])
+    found = code.imported_files(["same", "only"], [str(tmp_path / "one"), str(tmp_path / "two")])
     assert found == {"same": tmp_path / "one/same.py", "only": tmp_path / "two/only.py"}
-    found = code.closure(["same"], [str(tmp_path / "two")])
+    found = code.imported_files(["same"], [str(tmp_path / "two")])
     assert found["same"] == tmp_path / "two/same/__init__.py"
 
 
 def test_the_identity_of_code_changes_only_with_the_code(folder: Path) -> None:
     write(folder, {"first": "import second\n", "second": ""})
-    original = code.identity(["first", "second"])
-    assert original == code.identity(["second", "first", "first"])
+    original = code.code_identity(["first", "second"])
+    assert original == code.code_identity(["second", "first", "first"])
     assert len(original) == 64
-    assert original == code.identity(["first"]), "first imports second"
+    assert original == code.code_identity(["first"]), "first imports second"
     write(folder, {"second": "VALUE = 1\n"})
     forget()
-    assert code.identity(["first", "second"]) != original
+    assert code.code_identity(["first", "second"]) != original
 
 
 def test_the_identity_of_code_depends_on_python_and_packages(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, {"first": ""})
-    original = code.identity(["first"])
-    monkeypatch.setattr(code, "packages", lambda: ["torch-1"])
+    original = code.code_identity(["first"])
+    monkeypatch.setattr(code, "list_packages", lambda: ["torch-1"])
     forget()
-    other = code.identity(["first"])
+    other = code.code_identity(["first"])
     assert other != original
     monkeypatch.setattr(sys, "version", "4")
     forget()
-    assert code.identity(["first"]) not in (original, other)
+    assert code.code_identity(["first"]) not in (original, other)
     monkeypatch.undo()
-    assert any(name.startswith("pydantic-") for name in code.packages())
-    assert code.packages() == sorted(code.packages())
+    assert any(name.startswith("pydantic-") for name in code.list_packages())
+    assert code.list_packages() == sorted(code.list_packages())
 
 
 def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
@@ -275,12 +279,12 @@ def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
     assert code.image_digest(image) == "sha256:" + "ab" * 32
     assert code.image_digest("rekindle:1") == ""
     monkeypatch.setenv(code.REKINDLE_IMAGE, image)
-    local = code.identity(["first"])
+    local = code.code_identity(["first"])
     assert local != code.image_digest(image), "outside a pod the image is ignored"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert code.identity(["first"]) == code.image_digest(image)
+    assert code.code_identity(["first"]) == code.image_digest(image)
     monkeypatch.setenv(code.REKINDLE_IMAGE, "rekindle:1")
-    assert code.identity(["first"]) == local
+    assert code.code_identity(["first"]) == local
 
 
 def test_a_source_that_python_cannot_parse_is_part_of_the_key(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ def test_a_source_that_python_cannot_parse_is_part_of_the_key(tmp_path: Path) ->
     for source in ("x = " + "+".join(["1"] * 100_000), "x = " + "-" * 200_000 + "1"):
         (tmp_path / "deep.py").write_text(source)
         code._imports.cache_clear()
-        assert code.closure(["own"], [str(tmp_path)]).keys() == {"own", "deep"}
+        assert code.imported_files(["own"], [str(tmp_path)]).keys() == {"own", "deep"}
 
 
 def test_a_large_file_is_not_read_at_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.cache import code, difference, entries
-from rekindle.cache.difference import MISSING, Difference, differences
+from rekindle.cache.difference import MISSING, Difference, list_differences
 from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
 from rekindle.local.cluster import LocalCluster
@@ -23,7 +23,7 @@ MODULE = "steps.prepare"
 def facts(**changes: Any) -> Facts:
     own: Facts = {
         "step": MODULE,
-        "code": code.identity([MODULE]),
+        "code": code.code_identity([MODULE]),
         "inputs": {"n": "1", "train": '{"epochs": 2}'},
     }
     return own | {"artifacts": {"data": "ab"}, "data_read": {"file.csv": "cd"}} | changes
@@ -32,7 +32,7 @@ def facts(**changes: Any) -> Facts:
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
     """Write the list of files of an earlier version of the code."""
     s3.put(
-        f"{difference.FOLDER}{identity}",
+        f"{difference.CODE_FOLDER}{identity}",
         json.dumps(code.identity_facts([MODULE]) | changes).encode(),
     )
 
@@ -40,41 +40,41 @@ def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
 def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
     difference.record_code(s3, facts())
     difference.record_code(s3, facts())  # a second result of the same code
-    assert json.loads(s3.get(f"{difference.FOLDER}{facts()['code']}")) == code.identity_facts(
+    assert json.loads(s3.get(f"{difference.CODE_FOLDER}{facts()['code']}")) == code.identity_facts(
         [MODULE]
     )
     files = code.identity_facts([MODULE])["files"]
-    packages = code.packages()
+    packages = code.list_packages()
     record_code_before(
         s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages]
     )
-    found = differences(s3, facts(code="old"), facts())
+    found = list_differences(s3, facts(code="old"), facts())
     assert found[:2] == [
         Difference("code", MODULE, "ff", files[MODULE]),
         Difference("code", "gone", "aa", MISSING),
     ]
     record_code_before(s3, "older", python="3.0")
-    (python,) = differences(s3, facts(code="older"), facts())
+    (python,) = list_differences(s3, facts(code="older"), facts())
     assert python.name == "Python"
     assert python.before == "3.0"
 
 
 def test_code_whose_files_were_not_recorded_differs_as_a_whole(s3: Store) -> None:
-    assert differences(s3, facts(code="unknown"), facts())[0].name == "all files"
+    assert list_differences(s3, facts(code="unknown"), facts())[0].name == "all files"
 
 
 def test_a_pinned_image_is_compared_by_its_digest(s3: Store) -> None:
     digests = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
-    found = differences(s3, facts(code=digests[0]), facts(code=digests[1]))
+    found = list_differences(s3, facts(code=digests[0]), facts(code=digests[1]))
     assert found == [Difference("image", "digest", *digests)]
     pinned = facts(code=digests[0])
     difference.record_code(s3, pinned)  # nothing to record: the image has the code
-    assert not list(s3.list(f"{difference.FOLDER}sha256"))
+    assert not list(s3.list(f"{difference.CODE_FOLDER}sha256"))
 
 
 def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
     before = facts(inputs={"n": "1", "train": '{"epochs": 1, "old": 3}'}, artifacts={"data": "00"})
-    assert differences(s3, before, facts()) == [
+    assert list_differences(s3, before, facts()) == [
         Difference("input", "train.epochs", "1", "2"),
         Difference("input", "train.old", "3", MISSING),
         Difference("data", "data", "00", "ab"),
@@ -82,24 +82,24 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
     partial = {
         name: value for name, value in facts().items() if name not in ("artifacts", "data_read")
     }
-    assert {found.kind for found in differences(s3, before, partial)} == {"input"}
-    assert differences(s3, facts(), facts()) == []
+    assert {found.kind for found in list_differences(s3, before, partial)} == {"input"}
+    assert list_differences(s3, facts(), facts()) == []
 
 
 def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
-    entries.record(s3, entry)
+    entries.record_entry(s3, entry)
     # as an earlier version wrote it
-    entries.record(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
+    entries.record_entry(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
     record_code_before(s3, "0" * 64)
-    s3.put(f"{difference.FOLDER}mine.txt", b"1")
+    s3.put(f"{difference.CODE_FOLDER}mine.txt", b"1")
     difference.remove_unused_code(s3)
-    keys = {item.key for item in s3.list(difference.FOLDER)}
-    assert f"{difference.FOLDER}{facts()['code']}" in keys
-    assert f"{difference.FOLDER}{'0' * 64}" not in keys
-    assert f"{difference.FOLDER}mine.txt" in keys, "another program has written it"
-    entries.remove(s3, [entry, replace(entry, key="k2")])
+    keys = {item.key for item in s3.list(difference.CODE_FOLDER)}
+    assert f"{difference.CODE_FOLDER}{facts()['code']}" in keys
+    assert f"{difference.CODE_FOLDER}{'0' * 64}" not in keys
+    assert f"{difference.CODE_FOLDER}mine.txt" in keys, "another program has written it"
+    entries.remove_entries(s3, [entry, replace(entry, key="k2")])
 
 
 def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_is_stale(
@@ -109,9 +109,9 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
         store = LocalCluster(tmp_path).store()
         record_code_before(store, "1" * 64)
         assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=False) == []
-        assert store.head(f"{difference.FOLDER}{'1' * 64}")
+        assert store.head(f"{difference.CODE_FOLDER}{'1' * 64}")
         assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=True) == []
-        assert not store.head(f"{difference.FOLDER}{'1' * 64}")
+        assert not store.head(f"{difference.CODE_FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()
 
@@ -120,12 +120,14 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
     "content", [b"[" * 100_000, b"[]", b'{"files": 5, "python": "", "packages": []}', b"{"]
 )
 def test_a_list_of_files_that_is_none_names_no_file(s3: Store, content: bytes) -> None:
-    s3.put(f"{difference.FOLDER}damaged", content)
-    found = differences(s3, facts(code="damaged"), facts())
+    s3.put(f"{difference.CODE_FOLDER}damaged", content)
+    found = list_differences(s3, facts(code="damaged"), facts())
     assert [(each.kind, each.name) for each in found] == [("code", "all files")]
 
 
 def test_an_input_that_is_nested_deep_is_compared_as_a_text(s3: Store) -> None:
     deep = '{"a":' * 100_000
     before = facts(inputs={"n": deep})
-    assert [each.before for each in differences(s3, before, facts(inputs={"n": "1"}))] == [deep]
+    assert [each.before for each in list_differences(s3, before, facts(inputs={"n": "1"}))] == [
+        deep
+    ]

@@ -29,16 +29,16 @@ def entry(at: str, size: int = 3) -> Entry:
 
 def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     recorded = entry("w-1/prepare")
-    entries.record(s3, recorded)  # a step records before Argo uploads
-    assert entries.find(s3, recorded.key) is None
+    entries.record_entry(s3, recorded)  # a step records before Argo uploads
+    assert entries.find_valid(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"12")  # incomplete
-    assert entries.find(s3, recorded.key) is None
+    assert entries.find_valid(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"123")
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
-    assert entries.find(s3, recorded.key) == recorded
-    assert entries.find(s3, recorded.key, days=-1) is None
+    assert entries.find_valid(s3, recorded.key) == recorded
+    assert entries.find_valid(s3, recorded.key, days=-1) is None
     s3.delete(["w-1/prepare/dataset/part"])  # as `rekindle prune` does
-    assert entries.find(s3, recorded.key) is None
+    assert entries.find_valid(s3, recorded.key) is None
 
 
 def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it(s3: Store) -> None:
@@ -47,16 +47,16 @@ def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it
     for other in several:
         s3.put(f"{other.at}/dataset/part", b"123")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(partial(entries.record, s3), several))
-    winner = entries.find(s3, recorded.key)
+        list(pool.map(partial(entries.record_entry, s3), several))
+    winner = entries.find_valid(s3, recorded.key)
     assert winner in several
     later = next(other for other in several if other != winner)
-    entries.record(s3, later)
-    assert entries.find(s3, recorded.key) == later
+    entries.record_entry(s3, later)
+    assert entries.find_valid(s3, recorded.key) == later
 
 
 def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
     now = datetime.now(UTC).timestamp()
 
     old, missing, kept, more = (
@@ -66,21 +66,21 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
         s3.put(f"{item.at}/dataset/part", b"123")
 
     for item in (old, missing, kept, more):
-        entries.record(s3, item)
+        entries.record_entry(s3, item)
 
     stale = {item.key: reason for item, reason in entries.list_stale(s3, 2, 90)}
     assert stale[missing.key] == "more than 2"
     assert "older" in entries.list_stale(s3, 9, 90)[-1][1]
     assert {item.key for item, _ in entries.list_stale(s3, 9, 90)} == {old.key, missing.key}
-    entries.remove(s3, [item for item, _ in entries.list_stale(s3, 9, 90)])
-    assert {item.key for item in entries.entries(s3)} == {kept.key, more.key}
+    entries.remove_entries(s3, [item for item, _ in entries.list_stale(s3, 9, 90)])
+    assert {item.key for item in entries.read_entries(s3)} == {kept.key, more.key}
 
 
 def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -> None:
     written = [entry(f"w-5/t{number}") for number in range(25)]
     for item in written:
         s3.put(f"{item.at}/dataset/part", b"123")
-        entries.record(s3, item)
+        entries.record_entry(s3, item)
 
     lookup = Lookup(s3, len(written))
     for again in (False, True):  # the second lookup reads the index
@@ -94,8 +94,8 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
     s3.delete([f"{written[0].at}/dataset/part"])
     moved = replace(written[0], at="w-6/t0")
     s3.put("w-6/t0/dataset/part", b"123")
-    entries.record(s3, moved)
-    entries.remove(s3, [written[1]])
+    entries.record_entry(s3, moved)
+    entries.remove_entries(s3, [written[1]])
     s3.put("w-5/t2/dataset/part", b"torn")
     later = Lookup(s3, len(written))
     assert [later.find(item.key) for item in written[:4]] == [moved, None, None, written[3]]
@@ -108,19 +108,19 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
 def test_the_oldest_entries_are_removed_and_no_artifact(
     s3: Store, days: float, number: int, size: str, kept: int
 ) -> None:
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
     s3.put("w-11/t/dataset/part", b"123")
     written = [replace(entry("w-11/t"), made=time.time() - 100 * position) for position in range(4)]
     for item in written[::-1]:
-        entries.record(s3, item)
-    assert entries.trim(s3, days, number, size) == written[kept:]
-    assert {item.key for item in entries.entries(s3)} == {item.key for item in written[:kept]}
+        entries.record_entry(s3, item)
+    assert entries.trim_cache(s3, days, number, size) == written[kept:]
+    assert {item.key for item in entries.read_entries(s3)} == {item.key for item in written[:kept]}
     assert s3.get("w-11/t/dataset/part") == b"123"
     index = entries.Index(s3)
     assert index.unread == []
     assert index.read() == sorted(written[:kept], key=lambda item: item.key)
-    assert entries.trim(s3, days, number, size) == []
-    entries.remove(s3, written)
+    assert entries.trim_cache(s3, days, number, size) == []
+    entries.remove_entries(s3, written)
 
 
 def test_an_entry_names_the_run_and_task_of_its_outputs() -> None:
@@ -135,11 +135,11 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
     for age, is_valid in ((90 * 86400 - 60, True), (90 * 86400 + 60, False)):
         recorded = replace(entry("w-8/prepare"), made=time.time() - age)
         s3.put("w-8/prepare/dataset/part", b"123")
-        entries.record(s3, recorded)
-        assert (entries.find(s3, recorded.key) is not None) == is_valid
+        entries.record_entry(s3, recorded)
+        assert (entries.find_valid(s3, recorded.key) is not None) == is_valid
         later = replace(recorded, made=time.time())
-        entries.record(s3, later)
-        assert entries.read(s3, recorded.key) == later
+        entries.record_entry(s3, later)
+        assert entries.read_entry(s3, recorded.key) == later
 
     text = entries.reason_invalid(replace(recorded, made=0), lambda artifact: (1, 3))
     assert text == "older than 90 days"
@@ -153,11 +153,11 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
 def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) -> None:
     for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
         s3.put(f"cache/other-{number}", data)
-        assert entries.read(s3, f"other-{number}") is None
-        assert entries.find(s3, f"other-{number}") is None
+        assert entries.read_entry(s3, f"other-{number}") is None
+        assert entries.find_valid(s3, f"other-{number}") is None
     recorded = entry("w-9/prepare")
-    entries.record(s3, recorded)
-    assert recorded.key in {item.key for item in entries.entries(s3)}
+    entries.record_entry(s3, recorded)
+    assert recorded.key in {item.key for item in entries.read_entries(s3)}
     s3.delete([f"cache/other-{number}" for number in range(3)])
 
 
@@ -183,22 +183,22 @@ def test_an_entry_with_an_invalid_field_is_ignored(change: dict[str, Any], s3: S
     valid = asdict(entry("w-12/prepare"))
     key = valid["key"]
     s3.put(f"cache/{key}", json.dumps(valid).encode())
-    assert entries.read(s3, key)
+    assert entries.read_entry(s3, key)
     s3.put(f"cache/{key}", json.dumps(valid | change).encode())
-    assert entries.read(s3, key) is None
-    assert key not in {item.key for item in entries.entries(s3)}
+    assert entries.read_entry(s3, key) is None
+    assert key not in {item.key for item in entries.read_entries(s3)}
     s3.delete([f"cache/{key}"])
 
 
 def test_prune_keeps_the_newest_valid_entries(s3: Store) -> None:
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
     s3.put("w-10/t/dataset/part", b"123")
     written = [replace(entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)]
     for item in written:
-        entries.record(s3, item)
+        entries.record_entry(s3, item)
     assert [item for item, _ in entries.list_stale(s3, 2, 90)] == written[2:]
     assert entries.list_stale(s3, 4, 90) == []
-    entries.remove(s3, written)
+    entries.remove_entries(s3, written)
 
 
 def test_an_unavailable_store_raises_no_error() -> None:
@@ -259,7 +259,7 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
 def test_an_entry_with_an_impossible_value_is_not_read(s3: Store, field: str, value: Any) -> None:
     recorded = entry("w-7/prepare")
     s3.put("w-7/prepare/dataset/part", b"123")
-    entries.record(s3, recorded)
-    assert entries.find(s3, recorded.key) == recorded
-    entries.record(s3, replace(recorded, **{field: value}))
-    assert entries.find(s3, recorded.key) is None
+    entries.record_entry(s3, recorded)
+    assert entries.find_valid(s3, recorded.key) == recorded
+    entries.record_entry(s3, replace(recorded, **{field: value}))
+    assert entries.find_valid(s3, recorded.key) is None

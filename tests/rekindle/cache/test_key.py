@@ -12,7 +12,7 @@ import pytest
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.cache.key import UnknownKey, data_digest, describe_files, facts, key
+from rekindle.cache.key import UnknownKey, collect_facts, compute_key, data_digest, describe_files
 from rekindle.errors import ConfigError
 from rekindle.step import load, parse
 from rekindle.storage import Store
@@ -67,7 +67,7 @@ class World:
             remembered.cache_clear()  # otherwise this process keeps the hashes of its code
         module = f"steps.{self.name}"
         inputs = parse(load(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")})
-        return key(facts(module, inputs, {"model": self.artifact}, self.image))
+        return compute_key(collect_facts(module, inputs, {"model": self.artifact}, self.image))
 
     def change(self, chance: random.Random) -> bool:
         """Make one random change; True if the outputs may differ."""
@@ -152,7 +152,7 @@ def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> Non
 
 
 def test_the_key_of_a_training_does_not_depend_on_the_code_of_the_evaluation() -> None:
-    names = set(code.closure(["steps.train", "steps.digits"], project.search_path()))
+    names = set(code.imported_files(["steps.train", "steps.digits"], project.search_path()))
     assert {
         "steps.train",
         "steps.digits",
@@ -237,7 +237,7 @@ def test_links_that_multiply_the_files_of_a_package_are_an_error(
     (package / "__init__.py").touch()
     monkeypatch.setenv(project.PATH, str(tmp_path))
     with pytest.raises(ConfigError, match="over more than 1,000 links"):
-        code.identity(["workload"])
+        code.code_identity(["workload"])
 
 
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
@@ -283,7 +283,7 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     module = f"steps.{world.name}"
     data = world.folder / "data.csv"
     inputs = parse(load(module).Inputs, world.inputs | {"source": str(data)})
-    computed = facts(module, inputs, {"model": "abc"}, "sha256:1")
+    computed = collect_facts(module, inputs, {"model": "abc"}, "sha256:1")
 
     assert computed == {
         "step": module,
@@ -294,12 +294,12 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     }
 
     assert (
-        key(computed)
-        == key(dict(reversed(computed.items())))
-        != key(computed | {"code": "sha256:2"})
+        compute_key(computed)
+        == compute_key(dict(reversed(computed.items())))
+        != compute_key(computed | {"code": "sha256:2"})
     )
 
-    assert facts(module, inputs, {})["code"] == code.identity([module])
+    assert collect_facts(module, inputs, {})["code"] == code.code_identity([module])
 
     with pytest.raises(UnknownKey, match="path in the pod"):
-        facts(module, inputs, {}, "sha256:1", is_local=False)
+        collect_facts(module, inputs, {}, "sha256:1", is_local=False)

@@ -30,7 +30,7 @@ def record_run(
     """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "a" * 64, "files": 1, "bytes": 3}}
-    entries.record(
+    entries.record_entry(
         s3,
         Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0),
     )

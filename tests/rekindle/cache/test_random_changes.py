@@ -131,7 +131,7 @@ class Demo:
         else:
             outputs = {}
         artifacts = {name: {"sha256": digest, "files": 1, "bytes": 3}}
-        entries.record(
+        entries.record_entry(
             self.store, entries.Entry(found.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0)
         )
 

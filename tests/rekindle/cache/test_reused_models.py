@@ -15,7 +15,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
-from rekindle.cache.reused_models import FILES, copy_reused_models
+from rekindle.cache.reused_models import MODEL_FILES, copy_reused_models
 from rekindle.keys import CACHED
 from rekindle.step import pack
 from rekindle.storage import Store
@@ -68,12 +68,14 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, on_cluster=True)
 
-    for name in FILES:
+    for name in MODEL_FILES:
         s3.put(f"{at}/model/{name}", name.encode())
 
-    artifacts = {"model": {"sha256": "", "files": len(FILES), "bytes": len("".join(FILES))}}
-    entries.remove(s3, [entry] if (entry := entries.read(s3, result.key)) else [])
-    entries.record(s3, Entry(result.key, at, {}, artifacts, result.facts or {}, 1.0))
+    artifacts = {
+        "model": {"sha256": "", "files": len(MODEL_FILES), "bytes": len("".join(MODEL_FILES))}
+    }
+    entries.remove_entries(s3, [entry] if (entry := entries.read_entry(s3, result.key)) else [])
+    entries.record_entry(s3, Entry(result.key, at, {}, artifacts, result.facts or {}, 1.0))
 
     return at
 
@@ -84,8 +86,8 @@ def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trai
         assert reused_models(s3, rendered(*SETTINGS, *change), f"two-{number}") == {
             "train": trained
         }
-        assert [s3.get(f"two-{number}/train/model/{name}") for name in FILES] == [
-            name.encode() for name in FILES
+        assert [s3.get(f"two-{number}/train/model/{name}") for name in MODEL_FILES] == [
+            name.encode() for name in MODEL_FILES
         ]
         assert s3.get(f"two-{number}/train/cached").decode() == trained
     assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, (
@@ -113,8 +115,8 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     assert result.entry
     assert result.entry.at == trained
 
-    s3.delete([f"{trained}/model/{name}" for name in FILES])
-    entries.record(s3, replace(result.entry, artifacts=artifacts))
+    s3.delete([f"{trained}/model/{name}" for name in MODEL_FILES])
+    entries.record_entry(s3, replace(result.entry, artifacts=artifacts))
     (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
     assert not result.entry
 
@@ -172,7 +174,7 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
 
     # the entry looks complete, because another file has the size of the missing one
     if loss == "file":
-        curve = f"{trained}/model/{FILES[1]}"
+        curve = f"{trained}/model/{MODEL_FILES[1]}"
         s3.put(f"{curve}.copy", s3.get(curve))
         s3.delete([curve])
     elif loss == "store":

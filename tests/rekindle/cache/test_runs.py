@@ -92,8 +92,10 @@ def test_an_entry_that_does_not_fit_the_step_is_replaced(
 ) -> None:
     seed = 70 + len(outputs)
     first = run_pipeline("--set", f"train.seed={seed}")
-    (recorded,) = [each for each in entries.entries(s3) if each.at == f"{first['workflow']}/first"]
-    entries.record(s3, replace(recorded, outputs=outputs))
+    (recorded,) = [
+        each for each in entries.read_entries(s3) if each.at == f"{first['workflow']}/first"
+    ]
+    entries.record_entry(s3, replace(recorded, outputs=outputs))
     again = run_pipeline("--set", f"train.seed={seed}")
     assert {step["phase"] for step in again["steps"]} == {"Succeeded"}
-    assert entries.read(s3, recorded.key).outputs == {"text": f"it's {seed}"}  # type: ignore[union-attr]
+    assert entries.read_entry(s3, recorded.key).outputs == {"text": f"it's {seed}"}  # type: ignore[union-attr]

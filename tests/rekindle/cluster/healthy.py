@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rekindle.cluster.platform import Platform, render
+from rekindle.cluster.platform import Platform, render_platform
 from tests.rekindle.cluster.server import ApiServer, Object, status
 
 REVIEWS = "/apis/authorization.k8s.io/v1/"
@@ -65,7 +65,7 @@ class HealthyCluster(ApiServer):
             {"metadata": {"name": "init"}, "data": hardened},
         )
 
-        for manifest in render(
+        for manifest in render_platform(
             Platform("models", endpoint="http://s3:9000", mlflow="http://mlflow")
         ):
             if manifest["kind"] in ("ConfigMap", "ServiceAccount"):

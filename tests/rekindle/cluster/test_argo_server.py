@@ -29,7 +29,7 @@ def argo(server: ApiServer) -> ArgoServer:
 
 @pytest.fixture
 def workflow() -> dict[str, Any]:
-    return workflows.submission(manifest(), {}, "models")
+    return workflows.build_submission(manifest(), {}, "models")
 
 
 def test_foreign_workflows_that_hera_rejects_do_not_hide_duplicates(

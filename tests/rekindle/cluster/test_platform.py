@@ -34,7 +34,7 @@ def workflow() -> dict[str, Any]:
 def objects() -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (manifest["kind"], manifest["metadata"]["name"]): manifest
-        for manifest in platform.render(FULL)
+        for manifest in platform.render_platform(FULL)
     }
 
 
@@ -95,7 +95,7 @@ def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[
         verbs.update({"list", "watch", "delete"} if manifest["kind"].lower() in removed else set())
         needed |= {(group, resource, verb) for verb in verbs}
 
-    assert set(platform.rules()) == needed
+    assert set(platform.list_permissions()) == needed
 
 
 def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() -> None:
@@ -116,7 +116,7 @@ def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() ->
     needed |= {
         ("trainer.kubeflow.org", "trainingruntimes", verb) for verb in ("get", "create", "patch")
     }
-    assert set(platform.rules("frameworks")) == needed - set(platform.rules())
+    assert set(platform.list_permissions("frameworks")) == needed - set(platform.list_permissions())
 
 
 def test_network_policies_allow_exactly_the_connections_of_the_pipeline(
@@ -231,7 +231,7 @@ def test_the_model_server_may_connect_only_to_the_object_store(
     mlflow = {} if "components" in settings else {"mlflow": "http://m"}
     policies = [
         o
-        for o in platform.render(Platform("models", **mlflow, **settings))
+        for o in platform.render_platform(Platform("models", **mlflow, **settings))
         if o["kind"] == "NetworkPolicy"
     ]
     (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
@@ -287,7 +287,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
 
 
 def test_the_operators_init_container_is_admitted_under_restricted() -> None:
-    config_map, deployment = platform.operator("kubeflow")
+    config_map, deployment = platform.operator_patch("kubeflow")
     assert config_map["metadata"]["namespace"] == deployment["metadata"]["namespace"] == "kubeflow"
     (file,) = config_map["data"]
     (mount,) = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
@@ -359,8 +359,8 @@ def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("rekindle-s3", "rekindle-serving"):
         assert f"kubectl -n models create secret generic {name} --from-env-file=" in done.stderr
 
-    assert platform.text(rendered) == platform.text(
-        platform.render(Platform("models", components=("mlflow", "minio")))
+    assert platform.to_yaml_documents(rendered) == platform.to_yaml_documents(
+        platform.render_platform(Platform("models", components=("mlflow", "minio")))
     )
 
 
@@ -389,7 +389,7 @@ def test_argo_and_the_steps_use_the_same_bucket(
         )
         maps = {
             manifest["metadata"]["name"]: manifest
-            for manifest in platform.render(requested)
+            for manifest in platform.render_platform(requested)
             if manifest["kind"] == "ConfigMap"
         }
 
@@ -406,7 +406,7 @@ def test_argo_and_the_steps_use_the_same_bucket(
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
     """The Secret is created after the namespace: an MLflow that starts without it could never write
     an artifact."""
-    rendered = platform.render(Platform("models", components=("mlflow",), iam=iam))
+    rendered = platform.render_platform(Platform("models", components=("mlflow",), iam=iam))
     ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
     assert secrets == [
@@ -420,8 +420,10 @@ def test_ephemeral_services_need_no_volumes(objects: dict[Any, Any]) -> None:
         "mlflow",
         "minio",
     }
-    rendered = platform.render(Platform("models", components=("mlflow", "minio"), ephemeral=True))
-    assert "persistentVolumeClaim" not in platform.text(rendered)
+    rendered = platform.render_platform(
+        Platform("models", components=("mlflow", "minio"), ephemeral=True)
+    )
+    assert "persistentVolumeClaim" not in platform.to_yaml_documents(rendered)
     assert all("emptyDir" in volume for _, spec in pods(rendered) for volume in spec["volumes"])
 
 

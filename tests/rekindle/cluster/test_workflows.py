@@ -14,7 +14,7 @@ from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
-from rekindle.cluster.workflows import SHA256
+from rekindle.cluster.workflows import SHA256_ANNOTATION
 from rekindle.errors import ConfigError, RekindleError
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
@@ -69,29 +69,31 @@ def pod(name: str, node_id: str) -> dict[str, Any]:
 
 def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
     plain = manifest()
-    submitted = workflows.submission(plain, {"n": "2"}, "models")
-    assert submitted["metadata"]["annotations"][workflows.SHA256] == manifest_sha256(plain)
+    submitted = workflows.build_submission(plain, {"n": "2"}, "models")
+    assert submitted["metadata"]["annotations"][workflows.SHA256_ANNOTATION] == manifest_sha256(
+        plain
+    )
     assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
     assert submitted["metadata"]["namespace"] == "models"
     assert submitted["metadata"]["name"].startswith("demo-")
     assert "uid" not in submitted["metadata"]
     with pytest.raises(ConfigError, match="does not have a parameter"):
-        workflows.submission(plain, {"m": "2"}, "models")
+        workflows.build_submission(plain, {"m": "2"}, "models")
 
 
 def test_references_to_templates_are_submitted_unchanged():
     plain = manifest(workflowTemplateRef={"name": "cards"})
     del plain["spec"]["arguments"]
-    submitted = workflows.submission(plain, {"n": "2"}, "models")
+    submitted = workflows.build_submission(plain, {"n": "2"}, "models")
     assert submitted["spec"]["workflowTemplateRef"] == {"name": "cards"}
     assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
 
 
 def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster: Cluster):
-    submitted = workflows.submission(manifest(), {}, "models")
+    submitted = workflows.build_submission(manifest(), {}, "models")
     cluster.create(WORKFLOWS, submitted)
     assert workflows.submit(cluster, submitted)["metadata"]["name"] == submitted["metadata"]["name"]
-    other = workflows.submission(manifest(), {}, "models")
+    other = workflows.build_submission(manifest(), {}, "models")
     other["metadata"]["name"] = submitted["metadata"]["name"]
     with pytest.raises(ConfigError, match="exists already"):
         workflows.submit(cluster, other)
@@ -100,16 +102,20 @@ def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster:
 def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
     server: ApiServer, cluster: Cluster
 ):
-    first = workflows.submission(manifest(), {}, "models")
+    first = workflows.build_submission(manifest(), {}, "models")
     workflows.submit(cluster, first)
-    same = workflows.submission(manifest(), {}, "models")
+    same = workflows.build_submission(manifest(), {}, "models")
     assert workflows.find_duplicate(cluster, same) == first["metadata"]["name"]
     assert (
-        workflows.find_duplicate(cluster, workflows.submission(manifest(), {"n": "2"}, "models"))
+        workflows.find_duplicate(
+            cluster, workflows.build_submission(manifest(), {"n": "2"}, "models")
+        )
         is None
     )
     assert (
-        workflows.find_duplicate(cluster, workflows.submission(manifest(onExit="x"), {}, "models"))
+        workflows.find_duplicate(
+            cluster, workflows.build_submission(manifest(onExit="x"), {}, "models")
+        )
         is None
     )
     server.put(WORKFLOWS_AT, first | {"status": {"phase": "Succeeded"}})
@@ -124,7 +130,7 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     for name, node_id in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
         server.put(PODS_AT, pod(name, node_id))
 
-    assert workflows.resume(cluster, "demo") == "retries its failed steps"
+    assert workflows.resume_run(cluster, "demo") == "retries its failed steps"
     stored = server.objects[WORKFLOWS_AT]["demo"]
     assert ("compressedNodes" in stored["status"]) == compressed
     resumed = workflows.decompress_nodes(stored)
@@ -151,7 +157,7 @@ def suspended(value: dict[str, Any]) -> dict[str, Any]:
 
 def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
-    assert workflows.resume(cluster, "demo") == "continues"
+    assert workflows.resume_run(cluster, "demo") == "continues"
     released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
     assert released["phase"] == "Succeeded"
     assert released["outputs"]["parameters"][0]["value"] == "yes"
@@ -171,23 +177,23 @@ def test_resume_explains_why_it_is_impossible(
 ):
     server.put(WORKFLOWS_AT, stored)
     with pytest.raises(ConfigError, match=words):
-        workflows.resume(cluster, "demo")
+        workflows.resume_run(cluster, "demo")
 
 
 def test_stop_shuts_down_active_runs_only(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, failed(phase="Running"))
-    workflows.stop(cluster, "demo")
+    workflows.stop_run(cluster, "demo")
     assert server.objects[WORKFLOWS_AT]["demo"]["spec"]["shutdown"] == "Stop"
     server.put(WORKFLOWS_AT, failed())
     with pytest.raises(ConfigError, match=r"has completed \(Failed\)"):
-        workflows.stop(cluster, "demo")
+        workflows.stop_run(cluster, "demo")
     with pytest.raises(ConfigError, match='Did you mean "demo"'):
-        workflows.stop(cluster, "dmeo")
+        workflows.stop_run(cluster, "dmeo")
 
 
 def test_delete_frees_the_name_after_all_objects_are_deleted(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, failed())
-    workflows.delete(cluster, "demo")
+    workflows.delete_run(cluster, "demo")
     assert server.requests[-1][0::2] == ("DELETE", {"propagationPolicy": "Foreground"})
 
 
@@ -224,7 +230,7 @@ CRON = {
     "spec": {
         "schedules": ["0 3 * * 1"],
         "suspend": True,
-        "workflowMetadata": {"annotations": {SHA256: "of the template"}},
+        "workflowMetadata": {"annotations": {SHA256_ANNOTATION: "of the template"}},
         "workflowSpec": {"workflowTemplateRef": {"name": "cards"}},
     },
     "status": {"lastScheduledTime": "2026-11-21T20:00:00Z"},
@@ -240,7 +246,7 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
     assert workflow["kind"] == "Workflow"
     assert workflow["metadata"]["name"].startswith("cards-")
     assert workflow["metadata"]["labels"][object_labels.CRON_WORKFLOW] == "cards"
-    assert workflow["metadata"]["annotations"][SHA256] == "of the template", (
+    assert workflow["metadata"]["annotations"][SHA256_ANNOTATION] == "of the template", (
         "so that a duplicate is noticed"
     )
     workflows.submit(cluster, workflow)
@@ -256,9 +262,9 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     server.put(
         f"{ARGO}/workflowtemplates",
-        {"metadata": {"name": "cards", "annotations": {SHA256: "0"}}, "spec": {}},
+        {"metadata": {"name": "cards", "annotations": {SHA256_ANNOTATION: "0"}}, "spec": {}},
     )
-    workflows.unschedule(cluster, "cards")
+    workflows.delete_schedule(cluster, "cards")
 
     deleted = [
         (path.rpartition("/")[0], body)
@@ -273,7 +279,7 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     ]
 
     with pytest.raises(ConfigError, match="schedule cards does not exist"):
-        workflows.unschedule(cluster, "cards")
+        workflows.delete_schedule(cluster, "cards")
 
 
 def test_unschedule_keeps_a_template_that_no_schedule_has_made(
@@ -281,7 +287,7 @@ def test_unschedule_keeps_a_template_that_no_schedule_has_made(
 ) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
-    workflows.unschedule(cluster, "cards")
+    workflows.delete_schedule(cluster, "cards")
     assert set(server.objects[f"{ARGO}/workflowtemplates"]) == {"cards"}
 
 
@@ -302,12 +308,12 @@ def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(
         "spec": {"schedules": ["0 3 * * 1"]},
     }
 
-    apply = lambda: list(workflows.schedule(cluster, template, cron))  # noqa: E731
+    apply = lambda: list(workflows.apply_schedule(cluster, template, cron))  # noqa: E731
     assert apply() == ["WorkflowTemplate cards created", "CronWorkflow cards created"]
     assert apply() == ["WorkflowTemplate cards unchanged", "CronWorkflow cards unchanged"]
     stored = server.objects[f"{ARGO}/cronworkflows"]["cards"]
     assert stored["spec"]["workflowMetadata"]["annotations"] == {
-        workflows.SHA256: manifest_sha256(template)
+        workflows.SHA256_ANNOTATION: manifest_sha256(template)
     }
     server.put(f"{ARGO}/cronworkflows", stored | {"status": {"active": []}})
     template["spec"]["templates"][0]["container"]["image"] = "b"
@@ -345,7 +351,7 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
     }
 
     for _ in range(2):  # the second time, nothing is created
-        list(workflows.schedule(cluster, template, cron))
+        list(workflows.apply_schedule(cluster, template, cron))
 
     assert delays == [(workflows.TEMPLATE_DELAY_S, ["workflowtemplates"])]
 
@@ -353,4 +359,4 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
 def test_the_error_of_a_refused_submit_has_the_servers_reason(server: ApiServer, cluster: Cluster):
     server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):
-        workflows.submit(cluster, workflows.submission(manifest(), {}, "models"))
+        workflows.submit(cluster, workflows.build_submission(manifest(), {}, "models"))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from rekindle import Prepared, project, record_dataset
-from rekindle.content.dataset import FILES, verify_dataset
+from rekindle.content.dataset import FILE_LIST, verify_dataset
 from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.content.verified_release import content_hash
 from rekindle.content.weights import verify_weights, weights_sha256
@@ -103,8 +103,8 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
     "pipe is not a file": lambda dataset, model: os.mkfifo(dataset / "pipe"),
     "new is not a file": lambda dataset, model: (dataset / "shards/new").mkdir(),
     "new/deep is not a file": lambda dataset, model: (dataset / "new/deep").mkdir(parents=True),
-    "hashes of its files is missing": lambda dataset, model: (dataset / FILES).unlink(),
-    "is not a list of files": lambda dataset, model: (dataset / FILES).write_text("[]"),
+    "hashes of its files is missing": lambda dataset, model: (dataset / FILE_LIST).unlink(),
+    "is not a list of files": lambda dataset, model: (dataset / FILE_LIST).write_text("[]"),
     "the sha256 of its fields is": lambda dataset, model: write_one_digit(
         model / "model.json", b'"heads": 4'
     ),
@@ -153,11 +153,11 @@ def test_the_digest_that_a_step_gets_is_compared_with_the_files(
     assert run_reader(f"--digest={digest}") == 0
     assert record_dataset(dataset, Prepared(rows=4)) != digest, "the digest covers the facts"
     assert run_reader(f"--digest={digest}") == DataError.exit_code
-    (dataset / FILES).unlink()
+    (dataset / FILE_LIST).unlink()
     assert run_reader(f"--digest={digest}") == DataError.exit_code
     errors = capfd.readouterr().err.splitlines()
     assert f"but the digest of the dataset is {digest}" in errors[0]
-    assert f"{FILES} with the hashes of its files is missing" in errors[1]
+    assert f"{FILE_LIST} with the hashes of its files is missing" in errors[1]
 
 
 def test_equal_files_have_the_same_digest_in_another_folder(dataset: Path, tmp_path: Path) -> None:

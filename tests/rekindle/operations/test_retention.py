@@ -108,7 +108,7 @@ class Runs:
             entry = entries.Entry(
                 f"{name}-{task}", f"{name}/{task}", {}, artifacts, {"step": "steps.x"}, 1.0
             )
-            entries.record(self.store, entry)
+            entries.record_entry(self.store, entry)
 
         files.close()
         return name
@@ -119,7 +119,7 @@ class Runs:
     def places(self, name: str, pipeline: str = "") -> set[str]:
         """Return where something of a run is left."""
         run_id = tracking.find_run(pipeline or self.pipeline, name)
-        keys = [entry.at for entry in entries.entries(self.store)]
+        keys = [entry.at for entry in entries.read_entries(self.store)]
         found = {
             "folder": RunFiles(self.home, name).root.exists(),
             "mlflow": bool(run_id),
@@ -135,7 +135,7 @@ EVERYWHERE = {"folder", "mlflow", "prepare", "train", "cache"}
 
 @pytest.fixture
 def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
-    entries.remove(s3, entries.entries(s3))
+    entries.remove_entries(s3, entries.read_entries(s3))
     embed(tmp_path, "s3", "mlflow")
     return Runs(tmp_path, s3, name)
 
@@ -298,8 +298,8 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     assert lookup.close(), "a look-up before a run, which is not created yet"
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
-    assert entries.find(runs.store, f"{old}-train") == found
-    assert entries.find(runs.store, f"{old}-prepare") is None
+    assert entries.find_valid(runs.store, f"{old}-train") == found
+    assert entries.find_valid(runs.store, f"{old}-prepare") is None
 
 
 def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
@@ -326,7 +326,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     plan, source = place.plan([runs.pipeline])
     assert removal.remove(runs.store, plan, place.host, source) == [old]
     assert runs.places(old) == set()
-    assert [item.key for item in runs.store.list(f"{claims.FOLDER}{old}")] == []
+    assert [item.key for item in runs.store.list(f"{claims.CLAIMS_FOLDER}{old}")] == []
 
 
 def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
@@ -1322,7 +1322,7 @@ def test_a_promotion_that_only_mlflow_knows_removes_no_release(
 
 def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: Runs) -> None:
     key = f"releases/{runs.pipeline}/0123456789ab"
-    claims.claim(runs.store, [key])
+    claims.claim_tasks(runs.store, [key])
     item = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
     context = listing.Context({}, 0, 0, None)
     removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), context)
@@ -1423,7 +1423,7 @@ def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs
     number = release(runs, runs.make())
     tracking.record_champion(runs.pipeline, number, "d-1")
     tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
-    before = {item.key for item in runs.store.list(claims.FOLDER)}
+    before = {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)}
     with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
         champion.run(champion.Inputs(name=runs.pipeline))
-    assert {item.key for item in runs.store.list(claims.FOLDER)} == before
+    assert {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)} == before

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
-from rekindle.content.dataset import FILES, record_files
+from rekindle.content.dataset import FILE_LIST, record_files
 from rekindle.content.dataset_record import DATASET
 from rekindle.content.verified_release import REFERENCE
 from rekindle.content.weights import weights_sha256
@@ -43,7 +43,7 @@ def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path
     card = {"sha256": weights_sha256(tensors), "workload": lines.__name__, "model": {}}
     (folder / "model.json").write_text(json.dumps(card))
     if dataset:
-        for name in (DATASET, FILES):
+        for name in (DATASET, FILE_LIST):
             (folder / name).write_bytes((dataset / name).read_bytes())
     return folder
 
@@ -102,7 +102,7 @@ def test_a_champion_of_another_shape_is_reported_as_incomparable(
     assert "does not contain a model of" in evaluation.incomparable
 
 
-@pytest.mark.parametrize("name", ["test.json", "dataset.json", FILES])
+@pytest.mark.parametrize("name", ["test.json", "dataset.json", FILE_LIST])
 def test_a_changed_byte_of_the_dataset_is_not_evaluated(
     name: str, dataset: Path, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_changed_byte_of_the_dataset_is_not_evaluated(
     data[-3] ^= 1
     (dataset / name).write_bytes(data)
     with pytest.raises(
-        DataError, match=f"{dataset}/{FILES if name == FILES else name}.* --no-cache"
+        DataError, match=f"{dataset}/{FILE_LIST if name == FILE_LIST else name}.* --no-cache"
     ):
         run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 

@@ -18,7 +18,7 @@ from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
-from rekindle.content.verified_release import RECORD, content_hash
+from rekindle.content.verified_release import RELEASE_RECORD, content_hash
 from rekindle.errors import DataError
 from rekindle.release.pyfunc import write_mlmodel
 from rekindle.release.release_files import EXAMPLE
@@ -152,7 +152,7 @@ def served(
         "files": files,
     }
 
-    (folder / RECORD).write_text(json.dumps(record))
+    (folder / RELEASE_RECORD).write_text(json.dumps(record))
 
     with pytest.MonkeyPatch.context() as environment:
         for name, value in s3_environment.items():

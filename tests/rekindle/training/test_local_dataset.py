@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.content.dataset import FILES, record_files
+from rekindle.content.dataset import FILE_LIST, record_files
 from rekindle.errors import ConfigError, DataError
 from rekindle.storage import Store
 from rekindle.training.local_dataset import fetch_dataset
@@ -44,7 +44,7 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
     torn.mkdir(parents=True)
     (torn / "half").touch()
     names = {file.name for file in fetch_dataset(s3, "torn/dataset", digest).iterdir()}
-    assert names == {"dataset.json", FILES}
+    assert names == {"dataset.json", FILE_LIST}
 
 
 def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) -> None:
@@ -79,8 +79,12 @@ def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) ->
         ("shards/b", b"", r"shards/b is not in dataset\.files\.json"),
         ("shards/new/", b"", "shards/new is not a file"),
         ("dataset.json", b'{"facts": {"a": 1}}', r"dataset\.json has 19 bytes"),
-        (FILES, None, "hashes of its files is missing"),
-        (FILES, b"{}", r"dataset\.files\.json has the sha256 .* but the digest of the dataset is"),
+        (FILE_LIST, None, "hashes of its files is missing"),
+        (
+            FILE_LIST,
+            b"{}",
+            r"dataset\.files\.json has the sha256 .* but the digest of the dataset is",
+        ),
     ],
 )
 def test_a_changed_dataset_in_the_store_is_not_trained_on(

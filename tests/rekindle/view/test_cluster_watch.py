@@ -177,7 +177,7 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
 
     for rendered in (printed, sent):
         assert rendered["metadata"].pop("name").startswith("demo-")
-        assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION)
+        assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION_ANNOTATION)
 
     assert printed["metadata"].pop("namespace") == "ours"
     assert sent["metadata"].pop("namespace") == "models"

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 import torch
 
-from rekindle.content.dataset import FILES, record_files
+from rekindle.content.dataset import FILE_LIST, record_files
 from rekindle.content.weights import weights_sha256
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation, Gate
@@ -182,7 +182,7 @@ def test_a_champion_with_other_features_is_incomparable(
         evaluate(expert, None, other, tmp_path, Gate())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
-    for name in ("dataset.json", FILES):
+    for name in ("dataset.json", FILE_LIST):
         shutil.copy(small_dataset / name, tmp_path / "broken")
     result = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
     assert "is not a model of this workload" in result.incomparable

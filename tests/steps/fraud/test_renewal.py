@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.release.request_validation import parse
-from rekindle.workload import Refreshed, data_until
+from rekindle.workload import Refreshed, read_data_until
 from steps import fraud
 from steps.fraud.data.serving_state import State
 from steps.fraud.data.source import read
@@ -81,7 +81,7 @@ def test_the_facts_show_how_recent_the_data_is(
     expert: Path, refreshed: tuple[Refreshed, Path]
 ) -> None:
     facts = refreshed[0].facts
-    assert facts["data_until"] > data_until(expert)
+    assert facts["data_until"] > read_data_until(expert)
     assert facts["train_end"] < FraudPredictor(refreshed[1]).state.train_end, (
         "the end of training does not change"
     )

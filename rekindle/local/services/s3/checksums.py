@@ -43,7 +43,7 @@ CHECKSUMS: dict[str, Callable[[], Hash]] = {
 
 
 class Checksums:
-    """The hashes of a body, and the claims of its request."""
+    """The hashes of a request's body, and the checksums that its headers state."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         """`headers`: of the request, by lower-case name; trailing headers are added while the body
@@ -95,7 +95,7 @@ class Checksums:
         return self._md5.hexdigest()
 
     def verify(self, size: int) -> None:
-        """Raise S3Error unless the claims of the request hold for the body, of `size` bytes."""
+        """Raise S3Error unless the body, of `size` bytes, has the stated checksums."""
         for name, value in self.hashes.items():
             if name == "content-md5" and name not in self.headers:
                 continue
@@ -118,7 +118,8 @@ class Checksums:
 
 
 def hash_of_algorithm(name: str) -> tuple[str, Hash]:
-    """Return the header and the hash of a checksum that a request asks for, such as SHA256."""
+    """Return the header and the hash function of a checksum, such as SHA256, that a request asks
+    for."""
     if name.lower() not in CHECKSUMS:
         raise S3Error(
             501,

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import BinaryIO, TypedDict
 
 BLOCK_BYTES = 1 << 20
 # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
@@ -33,7 +33,7 @@ class S3Error(Exception):
 
 
 class Content(TypedDict):
-    """The metadata that the writer of an object states."""
+    """The metadata that a client sends with an object."""
 
     key: str
     etag: str
@@ -75,7 +75,7 @@ def meta_of(file: BinaryIO) -> Meta:
     return meta
 
 
-def _is_object_metadata(value: Any) -> bool:
+def _is_object_metadata(value: object) -> bool:
     if not isinstance(value, dict):
         return False
 

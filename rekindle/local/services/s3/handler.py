@@ -1,4 +1,4 @@
-"""Maps a request to its operation, and refuses requests that the embedded S3 endpoint does not
+"""Map a request to its operation, and reject requests that the embedded S3 endpoint does not
 support."""
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ UNSUPPORTED_HEADERS = (
     "x-amz-website-redirect-location",
     "x-amz-write-offset-bytes",
 )
-# headers of which only these values mean what the server does anyway
+# headers that are supported only with these values, which equal the default behaviour
 SUPPORTED_VALUES = {
     "x-amz-acl": ("private", "bucket-owner-full-control"),
     "x-amz-server-side-encryption": ("AES256",),

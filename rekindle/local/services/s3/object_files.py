@@ -36,7 +36,7 @@ Check = Callable[[Meta | None], None]  # raises S3Error unless the current objec
 
 @dataclass(frozen=True)
 class Position:
-    """The place in a listing after a key, or after all keys with a common prefix."""
+    """A position in a listing: after a key, or after all keys with a common prefix."""
 
     text: str
     is_prefix: bool = False

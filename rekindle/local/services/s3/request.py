@@ -33,7 +33,7 @@ INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
-def xml(tag: str, *inner: str, **fields: Any) -> str:
+def xml(tag: str, *inner: str, **fields: object) -> str:
     """Return an element with one child per field; `inner`: more children, as XML.
 
     As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
@@ -109,7 +109,7 @@ class Request(BaseHTTPRequestHandler):
         # `receive` sends the status 100: an invalid write is refused before its body is sent
         return True
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         return  # requests are not logged; `route` prints the server's own errors
 
     def route(self) -> None:

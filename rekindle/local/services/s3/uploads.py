@@ -56,7 +56,7 @@ class Upload:
     started: float
 
     def position(self) -> tuple[bytes, str]:
-        """Return the place of the upload in a listing."""
+        """Return the position of the upload in a listing."""
         return self.key.encode(), self.id
 
 

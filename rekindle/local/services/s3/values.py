@@ -146,7 +146,7 @@ def parse_copy_source(text: str) -> tuple[str, str]:
 
 
 def parse_integer(name: str, text: str, highest: int = MAX_COUNT) -> int:
-    """Return the number 0 to `highest` that a parameter or header has."""
+    """Parse a parameter or header as a number from 0 to `highest`."""
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > highest:
         raise S3Error(
             400,
@@ -186,7 +186,7 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 def parse_date(text: str | None) -> datetime | None:
-    """Return the time of a header; None for a date that HTTP says to ignore."""
+    """Parse the time in a header; return None for a date that must be ignored according to HTTP."""
     try:
         date = parsedate_to_datetime(text or "")
     except (ValueError, OverflowError):
@@ -197,7 +197,7 @@ def parse_date(text: str | None) -> datetime | None:
 
 
 def parse_header_value(name: str, text: str) -> str:
-    """Return a value for a header of the response."""
+    """Format a value for a header of the response."""
     if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", text):
         message = f"Header value cannot be represented using ISO-8859-1: {name} is {text[:100]!r}."
         raise S3Error(400, "InvalidArgument", message)
@@ -205,7 +205,7 @@ def parse_header_value(name: str, text: str) -> str:
 
 
 def parse_base64(text: str, size: int) -> bytes | None:
-    """Return the bytes that a checksum has; None unless there are `size` of them."""
+    """Decode a checksum; return None unless it has `size` bytes."""
     try:
         value = base64.b64decode(text, validate=True)
     except ValueError:
@@ -236,7 +236,7 @@ def parse_token(text: str) -> Position:
 
 
 class WithoutDocumentType(ElementTree.TreeBuilder):
-    """Builds a document, and refuses a document type, in every encoding."""
+    """Builds an XML document, and rejects a document type declaration in every encoding."""
 
     def doctype(self, *_: object) -> None:
         raise S3Error(400, "MalformedXML", "the body declares a document type: remove it.")
@@ -250,7 +250,7 @@ def parse_xml(data: bytes, tag: str) -> ElementTree.Element:
         parser.feed(data)
         root: ElementTree.Element = parser.close()
     except (ElementTree.ParseError, LookupError, ValueError) as error:
-        # the last two: an unknown encoding
+        # an unknown encoding raises LookupError or ValueError
         raise S3Error(400, "MalformedXML", f"the body is not XML: {error}.") from error
 
     for element in root.iter():
@@ -272,7 +272,7 @@ def children(element: ElementTree.Element) -> Mapping[str, str]:
 
 
 def is_address(name: str) -> bool:
-    """Return True for an address of IPv4."""
+    """Return True for an IPv4 address."""
     try:
         IPv4Address(name)
     except ValueError:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.jobs.backends import BACKENDS
-from rekindle.blocks.jobs.harvest import harvest
+from rekindle.blocks.jobs.harvest import harvest_deployment
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
@@ -36,7 +36,7 @@ def rendered(*sets: str) -> dict[str, dict[str, Any]]:
 def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) -> dict[str, Any]:
     config = ClusterConfig.model_validate({"harvest": True, "backend": backend} | cluster)
     section = TrainConfig.model_validate({"min_workers": 1, "workers": 2, "max_workers": 4} | train)
-    return harvest("j", section, config, ["--seed=7"], BACKENDS[backend].host)
+    return harvest_deployment("j", section, config, ["--seed=7"], BACKENDS[backend].host)
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet")])

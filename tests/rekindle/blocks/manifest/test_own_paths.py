@@ -100,7 +100,7 @@ def test_an_existing_file_or_folder_may_lie_in_another_project(
 def test_a_uri_in_a_path_is_refused_because_a_path_changes_it(folder: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"data\.lookup holds a URI, and a Path cannot: declare the field as `str`",
+        match=r"data\.lookup is a URI, but the field is a Path: declare it as `str`",
     ):
         load_config(write({"lookup": "s3://raw/lookup.csv"}), [], {})
 

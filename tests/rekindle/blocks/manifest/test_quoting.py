@@ -14,8 +14,15 @@ from argolocal.language.govaluate import should_execute
 from argolocal.language.substitute import substitute
 from argolocal.pods.process import expand_variables
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
-from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json, input_text
-from rekindle.blocks.resource import number, render, text
+from rekindle.blocks.manifest.quoting import (
+    SAFE_TAG,
+    TEMPLATE_TAG,
+    format_input,
+    quote_argument,
+    quote_in_json,
+    quote_word,
+)
+from rekindle.blocks.resource import integer_input, render, text_tag
 from rekindle.blocks.wiring import Value, WiringError
 from tests import builders, rendered
 from tests.rendered import render_kinds
@@ -105,7 +112,7 @@ def parsed_texts(template: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def is_quoted(kind: str, is_expression: bool, content: str) -> bool:
     if not is_expression:
-        return bool(CLOSED.fullmatch(content))
+        return bool(SAFE_TAG.fullmatch(content))
     if kind == "json":
         return (content.startswith("toJson(") and content.endswith(")[1:-1]")) or bool(
             INTEGER.fullmatch(content)
@@ -122,7 +129,7 @@ def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
     found = set[str]()
     for label, template in manifests():
         for kind, parsed in parsed_texts(template):
-            for sign, content in TAG.findall(parsed):
+            for sign, content in TEMPLATE_TAG.findall(parsed):
                 found.add(kind)
                 assert is_quoted(kind, bool(sign), content), (
                     f"{label}: the tag {content} is not quoted ({kind})"
@@ -134,7 +141,7 @@ def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> N
     found = set[str]()
     for label, workflow in workflows():
         for path, content in texts(workflow):
-            if TAG.search(content):
+            if TEMPLATE_TAG.search(content):
                 is_whole_list = path.endswith(".withParam") and WHOLE_TAG.fullmatch(content)
                 assert is_whole_list or UNPARSED.fullmatch(path) or PARSED.fullmatch(path), (
                     f"{label}: {path}: {content}"
@@ -218,7 +225,7 @@ def leaves(value: Any) -> list[str]:
 )
 def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
     condition = substitute(
-        as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text}
+        quote_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text}
     )
     assert condition == "'' == 'a'"
     assert not should_execute(condition)
@@ -235,14 +242,15 @@ def test_a_key_that_would_change_the_expression_is_refused(key: str) -> None:
 @pytest.mark.parametrize("text", ["", "a", "demo-4k2xp/train", "cards-0a1b-1faa94"])
 def test_a_word_is_unchanged_in_a_condition(text: str) -> None:
     assert (
-        substitute(as_word("'{{item.server}}'"), {"item.server": text, "item": "{}"}) == f"'{text}'"
+        substitute(quote_word("'{{item.server}}'"), {"item.server": text, "item": "{}"})
+        == f"'{text}'"
     )
 
 
 @pytest.mark.parametrize("text", ["$(S3_SECRET)", "$$(S3_SECRET)", "$$", "5 $", "$(a)$$(b)$$$(c)"])
 def test_an_argument_is_passed_unchanged_by_the_kubelet(text: str) -> None:
     argument = substitute(
-        in_argument("--a=$(b){{inputs.parameters.x}}"), {"inputs.parameters.x": text}
+        quote_argument("--a=$(b){{inputs.parameters.x}}"), {"inputs.parameters.x": text}
     )
     assert (
         expand_variables(argument, {"S3_SECRET": "s", "a": "1", "b": "2", "c": "3"})
@@ -251,7 +259,7 @@ def test_an_argument_is_passed_unchanged_by_the_kubelet(text: str) -> None:
 
 
 def test_a_value_that_is_not_an_integer_is_refused_in_a_manifest() -> None:
-    text = render({"replicas": number("n"), "next": "{{inputs.parameters.n}}"})
+    text = render({"replicas": integer_input("n"), "next": "{{inputs.parameters.n}}"})
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "replicas": 3,
         "next": "3",
@@ -269,7 +277,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "c"},
-        "data": {"text": text("value")},
+        "data": {"text": text_tag("value")},
     }
 
     templates = [
@@ -298,7 +306,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
             "container": {
                 "image": "python",
                 "command": ["python", "-c", WRITE],
-                "args": [in_argument(json.dumps(hostile))],
+                "args": [quote_argument(json.dumps(hostile))],
             },
             "outputs": {"parameters": [{"name": "value", "valueFrom": {"path": "/tmp/value"}}]},
         },
@@ -320,7 +328,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
             "container": {
                 "image": "python",
                 "command": ["python", "-c", "import sys; print(sys.argv[1])"],
-                "args": [in_argument(text("value"))],
+                "args": [quote_argument(text_tag("value"))],
                 "env": [{"name": "S3_SECRET", "value": "secret"}],
             },
         },
@@ -336,8 +344,8 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
 )
 def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
     mapping = {
-        "note": text("value"),
-        "{{workflow.name}}": [text("value"), 1],
+        "note": text_tag("value"),
+        "{{workflow.name}}": [text_tag("value"), 1],
         "number": "{{=asFloat('0.25') * 2}}",
     }
 
@@ -359,7 +367,7 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
             "container": {
                 "image": "python",
                 "command": ["python", "-c", "import sys; print(sys.argv[1])"],
-                "args": [in_argument(input_text(mapping))],
+                "args": [quote_argument(format_input(mapping))],
             },
         },
     ]
@@ -371,7 +379,7 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
 
 
 def test_tags_with_valid_names_are_readable_in_a_manifest() -> None:
-    assert in_json({"name": "{{workflow.name}}-train"}) == {"name": "{{workflow.name}}-train"}
-    assert in_json(["{{inputs.parameters.run-id}}"]) == [
+    assert quote_in_json({"name": "{{workflow.name}}-train"}) == {"name": "{{workflow.name}}-train"}
+    assert quote_in_json(["{{inputs.parameters.run-id}}"]) == [
         "{{=toJson(inputs.parameters['run-id'])[1:-1]}}"
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.blocks.manifest.provenance import git_sha
+from rekindle.blocks.manifest.provenance import read_git_sha
 from rekindle.errors import ConfigError
 from rekindle.operations.reproduce.checkout import check_out, find_commit
 from tests.rekindle.cli.stranger import Folder, git
@@ -54,7 +54,7 @@ def test_reading_and_checking_out_an_untrusted_repository_runs_no_program(
     stranger: Folder, tmp_path: Path
 ):
     commit = find_commit("HEAD")
-    assert git_sha() == f"{commit}-dirty"
+    assert read_git_sha() == f"{commit}-dirty"
     assert (
         check_out(commit, tmp_path / "out") / "pyproject.toml"
     ).read_text() == "[tool.rekindle]\n"
@@ -89,7 +89,7 @@ def test_a_fifo_or_a_device_in_the_repository_does_not_block(repository: Path, n
     for make in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
         file.unlink(missing_ok=True)
         make()
-        assert git_sha() in ("", head_of_main(repository), f"{head_of_main(repository)}-dirty")
+        assert read_git_sha() in ("", head_of_main(repository), f"{head_of_main(repository)}-dirty")
 
 
 @pytest.mark.fast_cases(4)
@@ -118,13 +118,13 @@ def test_a_repository_that_git_would_wait_for_is_not_read(
     git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "three")
-    assert git_sha() == head(repository)
+    assert read_git_sha() == head(repository)
 
     file = repository / ".git" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     os.mkfifo(file)
-    assert git_sha() == ""
+    assert read_git_sha() == ""
     assert "regular file" in capsys.readouterr().err or name.endswith("HEAD")
 
 
@@ -143,16 +143,16 @@ def test_an_object_of_many_gigabytes_is_not_unpacked(
     folder.mkdir()
     (folder / name[2:]).write_bytes(zlib.compress(b"commit %d\0" % (3 << 30)))
     (repository / ".git/refs/heads/main").write_text(f"{name}\n")
-    assert git_sha() == ""
+    assert read_git_sha() == ""
     assert "Out of memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
 def test_a_change_of_a_file_that_git_is_told_not_to_look_at_is_noticed(repository: Path, flag: str):
     git(repository, "update-index", flag, "file")
-    assert git_sha() == head(repository)
+    assert read_git_sha() == head(repository)
     (repository / "file").write_text("three\n")
-    assert git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{head(repository)}-dirty"
 
 
 def test_settings_of_the_repository_do_not_hide_a_change(repository: Path):
@@ -166,14 +166,14 @@ def test_settings_of_the_repository_do_not_hide_a_change(repository: Path):
     (repository / "new").write_text("TWO\n")
     (repository / "new").rename(file)
     change_stat(file)
-    assert git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{head(repository)}-dirty"
 
 
 def test_a_staged_submodule_is_a_change(repository: Path):
     git(repository, "init", "-q", "-b", "main", "inner")
     git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
     git(repository, "add", "inner")
-    assert git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{head(repository)}-dirty"
 
 
 def head_of_main(folder: Path) -> str:
@@ -193,7 +193,7 @@ def test_variables_of_the_environment_do_not_change_the_repository(
     ):
         monkeypatch.setenv(name, str(tmp_path / "other"))
     monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.fsmonitor=touch canary'")
-    assert git_sha() == expected
+    assert read_git_sha() == expected
     assert not (repository / "canary").exists()
 
 
@@ -249,21 +249,21 @@ def test_clones_of_every_kind_are_read(
     for name in clones:
         folder = tmp_path / name
         monkeypatch.chdir(folder)
-        assert git_sha() == head(folder), name
+        assert read_git_sha() == head(folder), name
         assert find_commit("HEAD") == head(folder), name
 
         if name != "outer":
             out = check_out(head(folder), tmp_path / f"out-{name.replace('/', '-')}")
             assert (out / "file").read_text() == ("one\n" if name == "worktree" else "two\n")
             change_stat(folder / "file")
-            assert git_sha() == head(folder), name
+            assert read_git_sha() == head(folder), name
             (folder / "file").write_text("three\n")
-            assert git_sha() == f"{head(folder)}-dirty", name
+            assert read_git_sha() == f"{head(folder)}-dirty", name
 
     assert head(tmp_path / "shallow") == expected
     monkeypatch.chdir(tmp_path / "outer")
     git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
-    assert git_sha() == f"{head(tmp_path / 'outer')}-dirty"
+    assert read_git_sha() == f"{head(tmp_path / 'outer')}-dirty"
 
 
 def test_objects_of_another_repository_are_not_read(
@@ -274,7 +274,7 @@ def test_objects_of_another_repository_are_not_read(
 ):
     git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
     monkeypatch.chdir(tmp_path / "shared")
-    assert git_sha() == ""
+    assert read_git_sha() == ""
     assert "warning: the manifest does not name a commit" in capsys.readouterr().err
     with pytest.raises(
         ConfigError, match="objects/info/alternates names objects outside of the repository"
@@ -283,7 +283,7 @@ def test_objects_of_another_repository_are_not_read(
 
     git(tmp_path / "shared", "repack", "-q", "-a", "-d")
     (tmp_path / "shared/.git/objects/info/alternates").unlink()
-    assert git_sha() == find_commit("HEAD") == head(repository)
+    assert read_git_sha() == find_commit("HEAD") == head(repository)
 
 
 def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(
@@ -308,9 +308,9 @@ def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(
 
 def test_a_repository_without_a_commit_has_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert git_sha() == ""
+    assert read_git_sha() == ""
     git(tmp_path, "init", "-q")
-    assert git_sha() == ""
+    assert read_git_sha() == ""
     assert find_commit("HEAD") == ""
 
 
@@ -318,8 +318,8 @@ def test_a_repository_of_sha256_objects_is_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "-q", "--object-format=sha256")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
-    assert git_sha() == find_commit("HEAD") == head(tmp_path)
-    assert len(git_sha()) == 64
+    assert read_git_sha() == find_commit("HEAD") == head(tmp_path)
+    assert len(read_git_sha()) == 64
 
 
 @pytest.mark.parametrize("where", ["--local", "--global"])
@@ -333,7 +333,7 @@ def test_line_ends_follow_the_settings_of_the_user_and_the_repository(
     git(repository, "checkout", "file")
     change_stat(repository / "file")
     assert (repository / "file").read_bytes() == b"two\r\n"
-    assert git_sha() == head(repository)
+    assert read_git_sha() == head(repository)
     assert (check_out(head(repository), tmp_path / "out") / "file").read_bytes() == b"two\r\n"
 
 
@@ -354,11 +354,11 @@ def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(
 
     stored.write_bytes(content)
     (repository / "a.bin").write_bytes(content)
-    assert git_sha() == head(repository)
+    assert read_git_sha() == head(repository)
     assert (check_out(head(repository), tmp_path / "out") / "a.bin").read_bytes() == content
 
     (repository / "a.bin").write_bytes(content[:-1] + b"S")
-    assert git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{head(repository)}-dirty"
 
 
 @pytest.mark.parametrize("part", ["", "pack", "pack/pack-1.pack", "aa"])

@@ -73,15 +73,15 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
         source = str(changes.pop("source", folder / "data/sales.csv"))
         facts = {
             "git_sha": git(repository, "rev-parse", "HEAD").strip(),
-            "lock_hash": provenance.lock_hash(folder),
+            "lock_hash": provenance.hash_lock_file(folder),
         }
         facts.update({"source_digest": key.data_digest(source)} | changes.pop("provenance", {}))
 
         run = {
             "python": platform.python_version(),
-            "packages": code.packages(),
+            "packages": code.list_packages(),
             "modules": ["steps.shop"],
-            "code": code.digests(["steps.shop"], [str(folder)]),
+            "code": code.module_digests(["steps.shop"], [str(folder)]),
             "created": "2026-11-02T03:00:00Z",
         }
 
@@ -172,7 +172,7 @@ def test_another_environment_is_reported(
     repository: Path, make_origin: Callable[..., Origin]
 ) -> None:
     image = {"image": "registry/shop:1", "image_digest": "sha256:1"}
-    packages = [name for name in code.packages() if not name.startswith("torch-")]
+    packages = [name for name in code.list_packages() if not name.startswith("torch-")]
     origin = make_origin(
         provenance=image, run={"python": "3.9.1", "packages": [*packages, "torch-1.0.0"]}
     )

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError, RekindleError
-from rekindle.workload import digest_of
+from rekindle.workload import read_dataset_digest
 from steps.fraud.data.boosting import BOOSTING_SETTINGS
 from steps.fraud.data.sequences import Rows as Mapped
 from steps.fraud.data.shards import ARRAYS, calendar, labels_end
@@ -127,13 +127,13 @@ def test_statistics_are_computed_from_training_rows_only(dataset: Path) -> None:
 def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
     dataset: Path, tmp_path: Path
 ) -> None:
-    digest = digest_of(dataset)
+    digest = read_dataset_digest(dataset)
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(
         Columns().model_dump()
     )
     published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
     shuffled = write(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
-    assert digest_of(tmp_path / "one") == digest
+    assert read_dataset_digest(tmp_path / "one") == digest
     assert not shuffled.tags["was_sorted"]
 
     program = (
@@ -156,7 +156,7 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
     cent = pl.when(pl.col("TRANSACTION_ID") == 9).then(0.01).otherwise(0)
     published.with_columns(pl.col("TX_AMOUNT") + cent).write_parquet(tmp_path / "cent.parquet")
     write(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
-    assert digest_of(tmp_path / "three") != digest
+    assert read_dataset_digest(tmp_path / "three") != digest
 
 
 def test_labels_after_the_end_of_training_do_not_change_training_rows(
