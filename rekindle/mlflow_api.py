@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from argolocal.common.environment import header_text, whole_number
+from argolocal.common.environment import read_integer, require_header_text
 from argolocal.common.wording import visible
 from rekindle.errors import ConfigError, TrackingError, innermost, without_user
 
@@ -129,8 +129,8 @@ def _reject(answer: "requests.Response") -> NoReturn:
 def _configured_session() -> "requests.Session":
     """Return the session for the retries and the token of the environment. Raises TrackingError."""
     try:
-        retries = whole_number(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
-        token = header_text(os.environ.get(TOKEN, "").strip(), TOKEN)
+        retries = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
+        token = require_header_text(os.environ.get(TOKEN, "").strip(), TOKEN)
     except ConfigError as error:
         raise TrackingError(*error.args) from None
     return _session(retries, token)

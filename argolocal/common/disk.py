@@ -8,15 +8,19 @@ from argolocal.errors import ArgolocalError
 
 
 def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
-    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes
-    `content`."""
-    message = missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy)
+    """Raise ArgolocalError if `size` bytes do not fit on the disk of `folder`. The message names
+    the `content` and the `remedy`."""
+    message = describe_missing_space(
+        content, size, shutil.disk_usage(folder).free, str(folder), remedy
+    )
     if message:
         raise ArgolocalError(message)
 
 
-def missing_space(content: str, size: float, free_bytes: float, target: str, remedy: str) -> str:
-    """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the
+def describe_missing_space(
+    content: str, size: float, free_bytes: float, target: str, remedy: str
+) -> str:
+    """Return "" if `size` bytes fit into the `free_bytes` of `target`, or else a message with the
     `remedy`."""
     if size <= free_bytes:
         return ""

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from argolocal.common.files import make_own
+from argolocal.common.files import make_owned
 from rekindle.errors import RekindleError
 
 # environment variable with the directory for datasets; its disk must have enough space
@@ -24,7 +24,7 @@ def own_folder() -> Path:
     RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
-        make_own(directory)
+        make_owned(directory)
     except OSError as error:
         raise RekindleError(
             f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.options import File, output_option, pairs_of, parameters_option
+from argolocal.cli.options import NonEmptyPath, output_option, parameters_option, parse_pairs
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
@@ -13,7 +13,7 @@ from rekindle.cli.options import (
     Target,
     cluster_flag,
     cluster_options,
-    configured,
+    config_options,
     manifest_options,
     no_cache_option,
 )
@@ -24,11 +24,11 @@ from rekindle.cluster.kubernetes_api import Cluster
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.render import Kind
 
-WOULD_RUN = 10  # exit code of `plan` if a task would run
+WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if a task would run
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--kind",
     type=click.Choice(["workflow", "template", "cron"]),
@@ -52,7 +52,7 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--explain",
     "key",
@@ -106,7 +106,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
 
 
 @command
-@click.argument("configs", nargs=-1, type=File())
+@click.argument("configs", nargs=-1, type=NonEmptyPath())
 @click.option(
     "--set", "sets", multiple=True, metavar="A.B=C", help="Value to override in each config."
 )
@@ -115,7 +115,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
     "manifests",
     multiple=True,
     metavar="FILE",
-    type=File(),
+    type=NonEmptyPath(),
     help="File or folder with Argo or Kubernetes objects (YAML or JSON).",
 )
 @output_option("text", "json")
@@ -144,7 +144,7 @@ def lint(
     for path in manifests:
         documents.add(path)
 
-    # nobody chose the default image: `submit` warns of it, where it matters
+    # a warning about the default image is useful only before `submit`, which prints it
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 
@@ -165,7 +165,7 @@ def _render_trainable(file: Path, sets: tuple[str, ...]) -> dict[str, Any]:
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--rows",
     type=click.IntRange(0),
@@ -192,7 +192,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     from rekindle.training.rehearsal import rehearse
     from rekindle.view.rehearsal_report import text
 
-    for name in pairs_of(source.parameters).keys() - {SCHEDULED}:
+    for name in parse_pairs(source.parameters).keys() - {SCHEDULED}:
         raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED}.")
 
     config = source.load().config
@@ -208,7 +208,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
 
 @command
-@configured
+@config_options
 @manifest_options
 @no_cache_option
 @cluster_flag
@@ -234,19 +234,19 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     result = forecast.forecast(
         forecast.Sources(homes.path() if cluster else homes.current(), cluster),
         manifests.main,
-        pairs_of(source.parameters),
+        parse_pairs(source.parameters),
         manifests.other_objects,
         not no_cache,
     )
     click.echo(to_json(view.as_json(result), indent=2) if as_json else view.text(result))
 
     if result.runs_anything():
-        return WOULD_RUN
+        return WOULD_RUN_EXIT_CODE
     return 0
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--cluster",
     is_flag=True,

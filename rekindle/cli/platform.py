@@ -5,9 +5,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argolocal.cli.options import Number, output_option, pairs_of
+from argolocal.cli.options import FiniteNumber, output_option, parse_pairs
 from rekindle.cli.group import commands
-from rekindle.cli.options import Target, cluster_options, configured
+from rekindle.cli.options import Target, cluster_options, config_options
 from rekindle.cli.output import print_checks
 from rekindle.cli.sources import Source
 
@@ -95,12 +95,12 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
     from rekindle.cluster import platform as objects
 
     if operator:
-        _refuse_other_flags("operator", "namespace")
+        _reject_other_flags("operator", "namespace")
         click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
 
     requested_platform = objects.Platform(
-        namespace or "rekindle", images=pairs_of(images), **settings
+        namespace or "rekindle", images=parse_pairs(images), **settings
     )
     click.echo(objects.text(objects.render(requested_platform)), nl=False)
 
@@ -117,7 +117,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         click.echo(f"{note}\n  {command}", err=True)
 
 
-def _refuse_other_flags(*allowed_names: str) -> None:
+def _reject_other_flags(*allowed_names: str) -> None:
     """Raise UsageError for flags that would be ignored."""
     context = click.get_current_context()
     for param in context.command.params:
@@ -129,11 +129,11 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 
 
 @platform.command
-@configured
+@config_options
 @cluster_options
 @click.option(
     "--wait",
-    type=Number(1),
+    type=FiniteNumber(1),
     metavar="SECONDS",
     help="Time to wait for the images of a pod (default: 180).",
 )
@@ -153,7 +153,7 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
 def check_namespace(
     source: Source, target: Target, as_json: bool, wait: float | None = None
 ) -> int:
-    """Run the checks of `platform check` and `doctor --cluster`; returns the exit code."""
+    """Run the checks of `platform check` and `doctor --cluster`, and return the exit code."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.doctor import cluster_checks as doctor
     from rekindle.training.spec import TrainConfig

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING
 import click
 
 from argolocal import cli as local
-from argolocal.cli.options import Run, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import (
+    RunNameParam,
+    ask_option,
+    output_option,
+    parameters_option,
+    parse_pairs,
+)
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
+from rekindle.cli.options import cluster_flag, config_options, manifest_options, no_cache_option
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
@@ -29,7 +35,7 @@ NO_LOGS = (
 
 
 @command
-@configured
+@config_options
 @manifest_options
 @output_option("text", "json")
 @ask_option
@@ -54,16 +60,16 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         manifests = source.manifests()
         if manifests.config:
             manifests.config.data.check_source()
-            # so that the services are up when the first step needs them
+            # start the services now, so that they are ready when the first step needs them
             LocalCluster(home()).prefetch()
             check_training(manifests.config, source.scheduled_time())
 
         workflow = manifests.main_for_this_machine()
         values = cached_results.add_cached(
-            home(), workflow, pairs_of(source.parameters), not no_cache
+            home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
-        # notes on manifests that Rekindle rendered would only be noise
+        # notes about manifests that Rekindle has rendered do not help the user
         is_foreign = bool(source.manifest)
         pipeline = pipeline_display.create_run(
             home(), workflow, values, manifests.other_objects, notes=is_foreign
@@ -72,7 +78,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
 
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
-    """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
+    """Run a pipeline in the foreground, then remove its old runs according to its config. Return
     the exit code."""
     from rekindle.blocks.manifest import workflow_origin
 
@@ -90,7 +96,7 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @parameters_option("Value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
@@ -118,7 +124,7 @@ def resume(
                 "-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`."
             )
 
-        outcome = workflows.resume(cluster, _required(name, "resume"))
+        outcome = workflows.resume(cluster, _require_name(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
         return 0
@@ -126,7 +132,7 @@ def resume(
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline = pipeline_display.load_run(home(), name, pairs_of(parameters), as_json)
+        pipeline = pipeline_display.load_run(home(), name, parse_pairs(parameters), as_json)
         if not pipeline:
             return 0
 
@@ -135,7 +141,7 @@ def resume(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.option(
     "-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster."
 )
@@ -184,7 +190,7 @@ def status(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
@@ -218,7 +224,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             click.echo(NO_LOGS.format(name), err=True)
             return
 
-        for label, reason in reader.gaps.items():
+        for label, reason in reader.missing_lines_reasons.items():
             say(f"{label}: {reason}")
 
         return
@@ -229,7 +235,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
 @output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -252,7 +258,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
 @output_option("text", "json")
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -268,7 +274,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     if cluster:
         from rekindle.cluster import workflows
 
-        workflows.stop(cluster, _required(name, "stop"))
+        workflows.stop(cluster, _require_name(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         print_result(as_json, result, f"stopping {name}; its exit steps still run")
         return
@@ -277,7 +283,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Run())
+@click.argument("name", type=RunNameParam())
 @click.argument("workers", type=click.IntRange(min=1))
 @click.option(
     "--task",
@@ -304,9 +310,9 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
     print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
 
 
-def _required(name: str | None, verb: str) -> str:
-    """Raise UsageError without a name: in a shared namespace the newest run may be someone
-    else's."""
+def _require_name(name: str | None, verb: str) -> str:
+    """Return the name. Raises UsageError without a name, because the newest run in a shared
+    namespace may belong to another user."""
     if not name:
         raise click.UsageError(
             f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."

@@ -8,8 +8,14 @@ from pathlib import Path
 import click
 
 from argolocal import cli as local
-from argolocal.cli.group import for_program
-from argolocal.cli.options import File, Name, Number, Run, output_option
+from argolocal.cli.group import copy_for_program
+from argolocal.cli.options import (
+    FiniteNumber,
+    NonEmptyName,
+    NonEmptyPath,
+    RunNameParam,
+    output_option,
+)
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -19,7 +25,7 @@ from rekindle.cli.options import cluster_flag
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.names import ModelName
 
-commands.add_command(for_program(local.trust, "rekindle"))
+commands.add_command(copy_for_program(local.trust, "rekindle"))
 
 
 @command
@@ -39,7 +45,9 @@ def down(as_json: bool) -> None:
 @click.option(
     "--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep."
 )
-@click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
+@click.option(
+    "--keep-days", type=FiniteNumber(0), help="Number of days to keep a run after its end."
+)
 @click.option(
     "--keep-releases",
     type=click.IntRange(0),
@@ -81,7 +89,7 @@ def prune(
     counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
 
-    shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
+    shown = "\n\n".join(runs.format_table(table) for table in tables.values() if table)
     text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
     print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
 
@@ -121,7 +129,7 @@ def list_entries(as_json: bool) -> None:
 )
 @click.option(
     "--days",
-    type=Number(0),
+    type=FiniteNumber(0),
     default=90.0,
     show_default=True,
     help="Maximum age of an entry, in days.",
@@ -145,17 +153,17 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     if yes:
         text = f"deleted {len(rows)} entries"
     else:
-        text = f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
+        text = f"{runs.format_table(rows)}\n\n--yes deletes {len(rows)} entries"
 
     print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=NonEmptyName())
 @click.argument("version", required=False, type=click.IntRange(1))
 @click.option(
     "--seconds",
-    type=Number(0),
+    type=FiniteNumber(0),
     default=120.0,
     show_default=True,
     help="Seconds to wait for the servers.",
@@ -191,7 +199,7 @@ def rollback(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.option(
     "--open/--no-open", "open_browser", default=False, help="Open the address in a browser."
 )
@@ -243,7 +251,7 @@ def env(as_json: bool) -> None:
 
 
 @command
-@click.argument("path", type=File())
+@click.argument("path", type=NonEmptyPath())
 @click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
 @output_option("text", "json")
 def put(path: Path, uri: str | None, as_json: bool) -> None:
@@ -264,12 +272,12 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Run())
-@click.argument("artifact", required=False, type=Name())
+@click.argument("name", type=RunNameParam())
+@click.argument("artifact", required=False, type=NonEmptyName())
 @click.option(
     "--to",
     "target",
-    type=File(),
+    type=NonEmptyPath(),
     metavar="PATH",
     help="Path of the copy (default: the artifact's name).",
 )

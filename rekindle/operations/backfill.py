@@ -16,7 +16,7 @@ from typing import Any
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.state.journal import RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
@@ -118,7 +118,7 @@ def _manifest_hash(workflow: dict[str, Any]) -> str:
 
 
 def _rekindle(log: Path, *arguments: str) -> None:
-    command = python("-m", "rekindle", *arguments, "--yes", "-o", "json")
+    command = python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
     with log.open("ab") as out:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
 

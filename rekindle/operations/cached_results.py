@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.manifest.shape import shape_errors
 from rekindle.errors import RekindleError, say
 from rekindle.keys import CACHED
@@ -143,7 +143,7 @@ def _row(entry: Any) -> dict[str, Any]:
         "key": entry.key[:12],
         "step": entry.facts["step"],
         "made by": entry.at,
-        "age": duration(time.time() - entry.made),
-        "took": duration(entry.seconds),
+        "age": format_duration(time.time() - entry.made),
+        "took": format_duration(entry.seconds),
         "bytes": size,
     }

@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from argolocal.common.environment import header_text
+from argolocal.common.environment import require_header_text
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
 from rekindle.errors import ConfigError, DataError, RekindleError, in_one_line, without_user
 from rekindle.release.serve_config import TOKENS
@@ -90,7 +90,7 @@ class ModelClient:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
         tokens = os.environ.get(TOKENS, "").split()
         if tokens:
-            headers["authorization"] = f"Bearer {header_text(tokens[0], TOKENS)}"
+            headers["authorization"] = f"Bearer {require_header_text(tokens[0], TOKENS)}"
 
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainingSpec
 
@@ -37,7 +37,7 @@ def pick_device(spec: TrainingSpec) -> torch.device:
     if not has_cuda:
         return torch.device("cpu")
 
-    torch.cuda.set_device(whole_number("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1))
+    torch.cuda.set_device(read_integer("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1))
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -1,10 +1,11 @@
-"""Runs and schedules in a namespace of a cluster: the tables of `rekindle status --cluster`."""
+"""Show the runs and schedules in a namespace of a cluster: the tables of `rekindle status
+--cluster`."""
 
 import time
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.manifest.object_labels import PHASE
 from argolocal.view.runs import show_tables
@@ -63,5 +64,5 @@ def _cron(cron: Object) -> dict[str, Any]:
         "timezone": spec.get("timezone") or "",
         "suspended": bool(spec.get("suspend")),
         "running": len(status.get("active") or []),
-        "last": f"{duration(time.time() - timestamp(last))} ago" if last else "never",
+        "last": f"{format_duration(time.time() - timestamp(last))} ago" if last else "never",
     }

@@ -1,6 +1,6 @@
-"""The progress of a training, from the logs of its workers."""
+"""Find the progress of a training in the logs of its workers."""
 
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, end_of
@@ -15,7 +15,7 @@ def progress_in(log: str) -> str:
         return ""
 
     step, total, loss, rate, eta, validation = matches[-1]
-    remaining_time = duration(float(eta))
+    remaining_time = format_duration(float(eta))
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
     speed = f"{float(rate):,.0f} samples/s".replace(",", " ")
     return visible(f"step {step}/{total}  {losses}  {speed}  {remaining_time} left")

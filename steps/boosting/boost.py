@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from argolocal.common.environment import MAX_PORT, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import weights_sha256
@@ -207,9 +207,9 @@ def connect_replicas() -> Iterator[Peers]:
             processes.append(subprocess.Popen([agent, host, program]))
 
     os.environ.update(environment)
-    size = whole_number("WORLD_SIZE", 1, 1, MAX_REPLICAS)
-    rank = whole_number("RANK", 0, 0, size - 1)
-    port = whole_number("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
+    size = read_integer("WORLD_SIZE", 1, 1, MAX_REPLICAS)
+    rank = read_integer("RANK", 0, 0, size - 1)
+    port = read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
     try:
         if rank == 0:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import click
 
 from argolocal.cli.options import output_option
-from argolocal.cli.output import errors_as_json
+from argolocal.cli.output import print_errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured
+from rekindle.cli.options import cluster_flag, config_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
@@ -24,7 +24,7 @@ FIXED_DATA = (
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--from",
     "first_day",
@@ -71,7 +71,7 @@ def backfill(
     from rekindle.operations.missed_runs import missed_runs
     from rekindle.view.backfill_table import table
 
-    with errors_as_json(as_json):
+    with print_errors_as_json(as_json):
         settings = source.load().config
         if not cluster:
             settings.data.check_source()

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import Run, ask_option, output_option
+from argolocal.cli.options import RunNameParam, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured, no_cache_option
+from rekindle.cli.options import cluster_flag, config_options, no_cache_option
 from rekindle.cli.runs import run_here
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
@@ -34,9 +34,13 @@ def check_sweep(config: Any) -> None:
 
 
 @command
-@configured
+@config_options
 @click.option(
-    "--of", "name", type=Run(), metavar="RUN", help="Show the trials of this run; start no sweep."
+    "--of",
+    "name",
+    type=RunNameParam(),
+    metavar="RUN",
+    help="Show the trials of this run; start no sweep.",
 )
 @cluster_flag
 @output_option("text", "json")

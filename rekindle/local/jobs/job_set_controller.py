@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, Object, require_single_container
 from argolocal.controllers.pod_process import Pod
 from argolocal.language.gofmt import timestamp
 from argolocal.validate.applied_objects import reject_invalid
@@ -64,7 +64,9 @@ class JobSets(TrainingJobs):
                 )
 
         for job in spec["replicatedJobs"]:
-            sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
+            require_single_container(
+                _job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}"
+            )
 
         current_job_set = self.read(name)
         status = (current_job_set or {}).get("status") or {}

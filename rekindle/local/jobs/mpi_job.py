@@ -10,7 +10,7 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from argolocal.controllers.pod_process import Pod
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
@@ -43,7 +43,7 @@ def write_files(obj: Object, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     slots = obj["spec"].get("slotsPerWorker", 1)
     names = worker_names(obj)
-    agent = shlex.join(python(kubexec.__file__))
+    agent = shlex.join(python_command(kubexec.__file__))
     (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
 
     scripts = {

@@ -30,7 +30,13 @@ from argolocal.common import homes
 from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
+from argolocal.common.processes import (
+    confirm_recorded,
+    end_group,
+    is_alive,
+    python_command,
+    start_time,
+)
 from rekindle.documents import Document, parse, read_file
 from rekindle.errors import (
     ConfigError,
@@ -299,7 +305,7 @@ class Services:
 
         with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                python("-m", *self._command(name, listening_socket.fileno())),
+                python_command("-m", *self._command(name, listening_socket.fileno())),
                 pass_fds=[listening_socket.fileno()],
                 start_new_session=True,
                 cwd="/",

@@ -48,7 +48,7 @@ class FormerRun:
 
 def read_local_runs(home: Path, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
     """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs."""
-    names = runs.names(home) if (home / "runs").is_dir() else []
+    names = runs.run_names(home) if (home / "runs").is_dir() else []
     yield from _newest_runs(
         (_read(home, name) for name in names if name.startswith(prefix)), workflow
     )

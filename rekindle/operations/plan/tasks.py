@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.engine.order import dependencies
+from argolocal.engine.order import parse_dependencies
 from argolocal.errors import ArgolocalError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import TemplateError, substitute
@@ -128,7 +128,7 @@ class Tree:
                     task.needs[name] = list(earlier)
                 else:
                     prefix = path
-                    task.needs[name] = dependencies(dict(child), by_name)[0]
+                    task.needs[name] = parse_dependencies(dict(child), by_name)[0]
 
                 child_path = f"{prefix}.{name}" if prefix else name
                 task.children[name] = self._task(child_path, name, child, inner_scope, outer)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
@@ -150,7 +150,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
         name: value for name, value in model.train.items() if name in TrainConfig.model_fields
     }
     spec = to_json([model.workload, model.model, settings, model.family])
-    command = python("-m", "rekindle.operations.reproduce.machine_facts", spec)
+    command = python_command("-m", "rekindle.operations.reproduce.machine_facts", spec)
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:
         text = f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}"

@@ -18,7 +18,7 @@ import yaml
 
 from argolocal.common import homes
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from argolocal.pods.containers import containers_of
 from rekindle import tracking
 from rekindle.cache.folder import CACHE
@@ -86,7 +86,7 @@ class Workspace:
 
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                python("-m", "rekindle", *arguments),
+                python_command("-m", "rekindle", *arguments),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argolocal.common.disk import missing_space
+from argolocal.common.disk import describe_missing_space
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
@@ -240,7 +240,7 @@ class Checkpoints:
             free = self.remote.store.free_bytes()
             remedy = f"free space, or lower train.keep_checkpoints ({count})."
 
-            message = missing_space(
+            message = describe_missing_space(
                 f"train.keep_checkpoints is {count}, and each checkpoint has {size:,} bytes:"
                 " keeping them",
                 count * size,

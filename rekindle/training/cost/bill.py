@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger import sentences
 from rekindle.training.ledger.ledger_summary import (
@@ -244,8 +244,8 @@ def describe(bill: Bill) -> Iterator[str]:
         yield (
             f"{times.capitalize()}, the work was restored from the object store, and"
             f" {interval.repeated} steps were repeated. At this rate, a durable checkpoint every"
-            f" {duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
-            f" {duration(interval.seconds)} would have saved about"
+            f" {format_duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
+            f" {format_duration(interval.seconds)} would have saved about"
             f" {money(interval.saved, bill.currency)}."
         )
 

@@ -105,7 +105,9 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
         start = min(timestamp(node["startedAt"]) for node in found)
         seconds = max(0.0, max(end_of(node, status) for node in found) - start)
         messages = [str(node.get("message") or "") for node in found]
-        message = causes.plain(causes.root_message(str(step.get("message") or ""), messages))
+        message = causes.extract_cause(
+            causes.find_root_message(str(step.get("message") or ""), messages)
+        )
         result += [
             JobRun(task_of(found[0]), kind, items, phase, seconds, message) for kind, items in jobs
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 
 GIB = 1 << 30
 # fields of a job or Deployment that set its number of pods
@@ -301,6 +301,6 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
 def number(text: Any) -> float:
     """Return a Kubernetes quantity as a number, or 0 if it is not a quantity."""
     try:
-        return float(quantity(text))
+        return float(parse_quantity(text))
     except ValueError:  # a template tag: the amount is known only when the pod starts
         return 0.0

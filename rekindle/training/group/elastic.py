@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
@@ -263,7 +263,7 @@ def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.devi
             " machine, or change train.fingerprint (this changes the result)."
         )
 
-    is_first = whole_number("RANK", 0, 0, world_size() - 1) == 0
+    is_first = read_integer("RANK", 0, 0, world_size() - 1) == 0
     return StaticGroup(device, Ledger(open_store, spec.ledger) if is_first else None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import say
 from rekindle.training.group.sockets import route_to
 from rekindle.training.membership.handshake import proof, run_secret
@@ -80,15 +80,15 @@ def wait_for_works(works: Iterable[Any]) -> None:
 
 def world_size() -> int:
     """Return the number of processes under torchrun; 1 without torchrun. Raises ConfigError."""
-    return whole_number("WORLD_SIZE", 1, 1, MAX_PROCESSES)
+    return read_integer("WORLD_SIZE", 1, 1, MAX_PROCESSES)
 
 
 def from_torchrun(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
     # torch raises errors without the name of the variable
-    whole_number("RANK", 0, 0, world_size() - 1)
+    read_integer("RANK", 0, 0, world_size() - 1)
     coordinator_port()
-    has_several_nodes = whole_number("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
+    has_several_nodes = read_integer("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
     if (
         has_several_nodes
         and os.environ.get("RANK") == "0"

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
+from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
 
 MOUNT = Path("/sys/fs/cgroup")
 
@@ -17,7 +17,7 @@ class Memory:
     def count_oom_kills(self) -> int:
         """Return the number of processes OOM-killed since the container started."""
         with suppress(OSError, ValueError):
-            return oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
+            return count_oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
         return 0
 
     def limit(self) -> str:

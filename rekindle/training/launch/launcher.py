@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import linux
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
@@ -394,7 +394,7 @@ def count_workers() -> int:
     ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     if text.isdecimal():
-        number = whole_number("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
+        number = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
     else:
         # words of torchrun, such as auto
         number = 1

@@ -19,7 +19,7 @@ import time
 from http.client import HTTPConnection, HTTPException
 
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from rekindle.errors import say
 
 # environment variable with the cloud (`aws` or `azure`) and, after a space, an address that
@@ -44,7 +44,7 @@ def is_announced() -> bool:
 def watch() -> None:
     """Start the polling process, if REKINDLE_NOTICE is set."""
     if os.environ.get(VARIABLE):
-        command = python("-m", "rekindle.training.launch.notice")
+        command = python_command("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 
-from argolocal.common.environment import seconds
+from argolocal.common.environment import read_seconds
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import say
 
@@ -32,7 +32,7 @@ _deadline = math.inf
 
 def grace() -> float:
     """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
-    return seconds(GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds.")
+    return read_seconds(GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds.")
 
 
 def seconds_left() -> float:

@@ -4,7 +4,7 @@ second."""
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
@@ -173,7 +173,7 @@ def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
 def _title(summary: Summary) -> str:
     total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
     shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    duration_text = duration(summary.ended - summary.began)
+    duration_text = format_duration(summary.ended - summary.began)
     return f"{summary.steps} steps, {len(summary.intervals)} workers in {duration_text}: {shares}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
@@ -84,8 +84,9 @@ def _result(summary: Summary) -> str:
 
     text = (
         f"{count} worker{'s' * (count > 1)} trained {steps} in"
-        f" {duration(summary.training_seconds)}, {summary.steps_per_second:.3g} steps/s; with"
-        f" starts and pauses it took {duration(summary.ended - summary.began)}, since {start}."
+        f" {format_duration(summary.training_seconds)}, {summary.steps_per_second:.3g} steps/s;"
+        f" with starts and pauses it took {format_duration(summary.ended - summary.began)},"
+        f" since {start}."
     )
 
     if summary.state == "failed":
@@ -122,7 +123,7 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     names = ", ".join(short_name(incident.name) for incident in group)
 
     if first.resumed is not None:
-        pause = duration(first.resumed - first.t)
+        pause = format_duration(first.resumed - first.t)
     else:
         pause = ""
 
@@ -153,7 +154,7 @@ def _incident(group: list[Incident], summary: Summary) -> str:
 
     backs = [incident.back - incident.t for incident in group if incident.back is not None]
     if last.left and backs:
-        text += f" {'They were' if many else 'It was'} back after {duration(max(backs))}."
+        text += f" {'They were' if many else 'It was'} back after {format_duration(max(backs))}."
 
     return text
 
@@ -210,8 +211,8 @@ def _stops(summary: Summary) -> Iterator[str]:
         if i.kind == "lost" and i.left and i.resumed is not None
     ]
     if len(pauses) > 2:
-        usual = duration(median(pauses))
-        longest = duration(max(pauses))
+        usual = format_duration(median(pauses))
+        longest = format_duration(max(pauses))
         yield (
             f"{len(pauses)} losses stopped the other workers for {usual} (median), at most"
             f" {longest}."
@@ -228,7 +229,7 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
         spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
         yield (
             f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB,"
-            f" {duration(spent)} each, during training; {sent:.3g} MB uploaded in total."
+            f" {format_duration(spent)} each, during training; {sent:.3g} MB uploaded in total."
         )
 
 

@@ -34,7 +34,7 @@ import traceback
 import uuid
 from typing import Any, NoReturn, cast
 
-from argolocal.common.environment import MAX_PORT, seconds, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer, read_seconds
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
@@ -71,7 +71,7 @@ class Coordinator:
         self.reusable = ReusableModel(spec)
         self.has_checked_reuse = False
         self.trained_seconds = 0.0
-        self.max_seconds = seconds(DEADLINE, math.inf, "Correct it, or unset it for no limit.")
+        self.max_seconds = read_seconds(DEADLINE, math.inf, "Correct it, or unset it for no limit.")
         self.connections: dict[str, Connection] = {}
         # connection without a proof → deadline of the proof; the oldest first
         self.unverified_connections: dict[Connection, float] = {}
@@ -124,7 +124,7 @@ class Coordinator:
         return code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = whole_number(metrics_endpoint.VARIABLE, 0, 0, MAX_PORT)
+        port = read_integer(metrics_endpoint.VARIABLE, 0, 0, MAX_PORT)
         # on a loopback address, every local user could read the metrics
         if port and not (host or "").startswith("127."):
             try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from argolocal.engine import nodes
-from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, fnv32a, format_time
+from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time, hash_fnv32a
 from argolocal.engine.scheduler import Scheduler
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
@@ -298,8 +298,8 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     s = scheduler(dag({"name": "a"}), leaf())
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, Start)
-    assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
-    assert fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
+    assert (pod.id, pod.pod) == (f"w-{hash_fnv32a('w.a')}", f"w-one-{hash_fnv32a('w.a')}")
+    assert hash_fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
 
 
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])

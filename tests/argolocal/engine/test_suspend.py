@@ -62,7 +62,7 @@ def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
     for template in (approval("NO"), of_input):
         s = at_approval(template)
         (node,) = suspend.suspended(s.status)
-        asked = suspend.resume_values(s.status, {})
+        asked = suspend.select_resume_values(s.status, {})
         (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
         assert (
             isinstance(after, Start)
@@ -79,11 +79,11 @@ OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
     s = at_approval(approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
-        suspend.resume_values(s.status, {})
+        suspend.select_resume_values(s.status, {})
     with pytest.raises(
         ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""
     ):
-        suspend.resume_values(s.status, {"goo": "x"})
+        suspend.select_resume_values(s.status, {"goo": "x"})
 
 
 def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_argo() -> None:

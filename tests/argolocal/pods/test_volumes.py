@@ -40,7 +40,7 @@ def ran(
     home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any
 ) -> dict[str, Any]:
     cluster = LocalCluster(home)
-    cluster.keep(others)
+    cluster.store_objects(others)
     manifest = {"entrypoint": "main", "templates": [*templates], **spec}
     return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": manifest}, {}, cluster)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.view import display
 from argolocal.view import runs as overview
 from argolocal.view.summary import as_json, failed_step, failure, leaves, steps, success
@@ -235,7 +235,7 @@ def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
     ],
 )
 def test_durations_are_written_with_units(seconds: float | None, text: str):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_pipe_gets_plain_lines_without_control_codes():
@@ -346,7 +346,7 @@ def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
             shown({"nodes": nodes})
 
     assert calls(end_one_after_the_other) < 100 * once
-    shown.next_look = 0.0
+    shown.next_report = 0.0
     shown.tick()
     assert out.getvalue().count("succeeded") == 1000
 

@@ -205,11 +205,14 @@ def test_a_backfilled_week_is_evaluated_with_the_data_of_its_time(project: Proje
 
 
 def test_a_plan_lists_the_tasks_that_would_run(project: Project) -> None:
-    planned = project.prompt(f"rekindle plan {CONFIG} --no-cache")
-    assert (planned.returncode, bool(re.search(r"prepare +runs", planned.stdout))) == (
+    list_planned_tasks = project.prompt(f"rekindle plan {CONFIG} --no-cache")
+    assert (
+        list_planned_tasks.returncode,
+        bool(re.search(r"prepare +runs", list_planned_tasks.stdout)),
+    ) == (
         10,
         True,
-    ), planned
+    ), list_planned_tasks
 
 
 def test_a_training_is_scaled_while_it_runs(project: Project) -> None:

@@ -145,7 +145,9 @@ def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: 
         result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
     )
     selected = Logs(cluster, "demo", io.StringIO(), "train")
-    assert selected.print(ran("prepare(0)", "train(0)")) == 1 and selected.gaps == {}
+    assert (
+        selected.print(ran("prepare(0)", "train(0)")) == 1 and selected.missing_lines_reasons == {}
+    )
 
 
 def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
@@ -155,8 +157,8 @@ def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
     logs = Logs(cluster, "demo", io.StringIO())
     logs.follow()
     assert (
-        "before its log was read" in logs.gaps["prepare(0)"]
-        and "rekindle logs demo" in logs.gaps["prepare(0)"]
+        "before its log was read" in logs.missing_lines_reasons["prepare(0)"]
+        and "rekindle logs demo" in logs.missing_lines_reasons["prepare(0)"]
     )
 
 
@@ -170,7 +172,7 @@ def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
     until("the watch", lambda: hasattr(logs, "workflow"))
     server.remove(WORKFLOWS_AT, "demo")
     follower.join(20)
-    assert logs.gaps == {"demo": "the run was deleted while its logs were read."}
+    assert logs.missing_lines_reasons == {"demo": "the run was deleted while its logs were read."}
 
 
 class RotatingKubelet(Kubelet):
