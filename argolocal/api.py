@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from argolocal.common.checked_names import show
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
-from argolocal.manifest.read import objects_of, split
+from argolocal.manifest.read import read_objects, split
 from argolocal.manifest.types import Manifest
 from argolocal.pods.artifacts import load
 from argolocal.pods.container_images import Image
@@ -160,7 +160,7 @@ def run(
 
     cluster = LocalCluster(home, None if images is None else _convert_images(images), kinds, store)
     manifest, other_objects = split(_read_objects(workflow))
-    cluster.keep([*_check_manifests(objects), *other_objects])
+    cluster.store_objects([*_check_manifests(objects), *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
 
@@ -192,7 +192,7 @@ def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
 
 def _read_objects(workflow: Workflow) -> list[dict[str, Any]]:
     if isinstance(workflow, str | Path):
-        return objects_of(Path(workflow))
+        return read_objects(Path(workflow))
 
     if isinstance(workflow, HeraWorkflow) and not isinstance(workflow, type):
         manifest = workflow.to_dict()

@@ -172,7 +172,7 @@ def stop(name: str | None, as_json: bool) -> None:
     from argolocal.runner import run
     from argolocal.view import runs
 
-    name = run.stop(name or runs.newest(home(), ("Running",)), _cluster())
+    name = run.stop(name or runs.find_newest(home(), ("Running",)), _cluster())
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 
@@ -189,7 +189,9 @@ def status(name: str | None, as_json: bool) -> None:
     from argolocal.view import runs
 
     click.echo(
-        runs.run(home(), name, as_json) if name else runs.everything(LocalCluster(home()), as_json)
+        runs.show_run(home(), name, as_json)
+        if name
+        else runs.show_all(LocalCluster(home()), as_json)
     )
 
 
@@ -209,7 +211,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """
     from argolocal.view import runs
 
-    reason = runs.logs(home(), name, step, follow, sys.stdout, as_json)
+    reason = runs.copy_logs(home(), name, step, follow, sys.stdout, as_json)
     if reason:
         click.echo(reason, err=True)
 

@@ -215,7 +215,7 @@ def _without_last_applied(obj: Object) -> Object:
     return obj
 
 
-def merge(last_object: Any, new_object: Any, current_object: Any) -> Any:
+def merge(last_object: object, new_object: object, current_object: object) -> Any:
     """Merge the last applied, the new and the current object, as kubectl's three-way merge does."""
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
         return copy.deepcopy(new_object)

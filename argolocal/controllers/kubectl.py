@@ -22,7 +22,7 @@ from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
-from argolocal.manifest.read import Identity, random_suffix
+from argolocal.manifest.read import Identity, generate_suffix
 from argolocal.manifest.types import Object
 
 # ignored flags that have a value
@@ -214,7 +214,7 @@ class Resources:
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
-                generated = Identity(suffix=random_suffix()).name(str(meta["generateName"]))
+                generated = Identity(suffix=generate_suffix()).name(str(meta["generateName"]))
                 name = record.read_text() if record.exists() else generated
                 obj["metadata"] = {**meta, "name": name}
 
@@ -449,7 +449,7 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
     return words, selector
 
 
-def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
+def apply_patch(obj: Object, patch: object, strategy: str) -> Object:
     """Return the patched object; a patch does not change its status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return (

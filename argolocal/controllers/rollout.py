@@ -25,7 +25,7 @@ from argolocal.language.gofmt import timestamp
 from argolocal.manifest.types import Object
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
-from argolocal.state.journal import RunFiles, run_claims
+from argolocal.state.journal import RunFiles, claims_of_run
 
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
 FAST_PROBE_PERIOD_S = 0.1  # seconds between probes until the first success
@@ -143,7 +143,7 @@ class Rollout:
 
         fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
-        claims = run_claims(run) if run else []
+        claims = claims_of_run(run) if run else []
         pod = Pod(self.cluster, name, spec, folder, env, origin=Origin(**fields), claims=claims)
         self.replicas.append(Replica(pod, version, labels_of(template)))
 

@@ -175,7 +175,7 @@ class Context:
         self.status["message"] = message
 
         self.status["finishedAt"] = format_time(table.now)
-        if not volume_claims.keeps_claims(self.spec, phase):
+        if not volume_claims.keeps_volume_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:

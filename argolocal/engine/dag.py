@@ -24,7 +24,7 @@ from argolocal.engine.order import (
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
-from argolocal.language.substitute import STEPS, Missing, TemplateError, substitute
+from argolocal.language.substitute import STEP_OUTPUTS, Missing, TemplateError, substitute
 from argolocal.manifest.allowed_values import COMPLETED, FAILED, FULFILLED
 from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
@@ -496,7 +496,7 @@ def resolve_references(
     hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
 
     if task.get("when"):
-        when = substitute(task["when"], values, STEPS)
+        when = substitute(task["when"], values, STEP_OUTPUTS)
         try:
             if not should_execute(when):
                 return body | hook_fields | {"when": when}
@@ -505,7 +505,7 @@ def resolve_references(
                 raise
 
     body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
-    body = substitute(body, values, STEPS)
+    body = substitute(body, values, STEP_OUTPUTS)
 
     artifacts = [
         scopes.resolve_artifact(scope, artifact, message_prefix)

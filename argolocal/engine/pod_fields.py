@@ -48,7 +48,7 @@ def add_workflow_fields(
     return {**template, **added}
 
 
-def _merge_metadata(shared: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_metadata(shared: object, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a pod; the values of its template win."""
     if not isinstance(shared, dict) or not all(
         isinstance(shared.get(key) or {}, dict) for key in METADATA_FIELDS

@@ -32,7 +32,7 @@ __all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"
 
 
 def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
-    """Return the value of `source` in `scope` (nested plain data, functions as callables). Raises
+    """Evaluate an expression. `scope` maps names to nested plain data or callables. Raises
     ExprError."""
     MEMORY.remaining = MEMORY_BUDGET
 
@@ -50,7 +50,7 @@ def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
 
 
 def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
-    """Return the value of `source`, which must be a bool. Raises ExprError."""
+    """Evaluate an expression whose value must be a bool. Raises ExprError."""
     value = evaluate(source, scope)
     if not isinstance(value, bool):
         raise ExprError(f"unable to cast expression result '{value}' to bool")
@@ -58,8 +58,8 @@ def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
 
 
 def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
-    """Evaluate a node of the syntax tree. `frame`: (element, index, accumulator) inside a
-    predicate, else empty."""
+    """Evaluate a node of the syntax tree. Inside a predicate, `frame` is (element, index,
+    accumulator), otherwise it is empty."""
     node_type = node[0]
     if node_type == "const":
         return node[1]
@@ -130,7 +130,7 @@ def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     return value[start:end]
 
 
-def _member(value: Any, key: Any, optional: bool) -> Any:
+def _member(value: object, key: object, optional: bool) -> Any:
     if value is None:
         if optional:
             return None
@@ -147,15 +147,15 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
 
 # syntax nodes whose type expr-lang knows before evaluation
 TYPED_NODES = ("name", "const", "list", "map")
-# a scope with this key disables type checks: expr-lang does not check types in arguments of a
-# method (sprig.x)
+# A scope with this key disables type checks, because expr-lang does not check the types of a
+# method's arguments (sprig.x).
 SKIP_TYPE_CHECK = ""
 
 
-def _type_name(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        if value is None:
-            return "nil"
+def _type_name(value: object) -> str:
+    if value is None:
+        return "nil"
+    if isinstance(value, bool):
         return "bool"
     if is_number(value):
         return "number"
@@ -166,7 +166,7 @@ def _type_name(value: Any) -> str:
     return "list"
 
 
-def _unary(operator: str, value: Any) -> Any:
+def _unary(operator: str, value: object) -> Any:
     if operator in ("not", "!"):
         return not require_bool(value)
     if not is_number(value):
@@ -212,8 +212,7 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
     if isinstance(collection, str) and (
         node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")
     ):
-        # expr-lang does not know the type of such a string before evaluation, so Argo iterates over
-        # its bytes
+        # expr-lang does not know before evaluation that this is a string, so it iterates over bytes
         collection = list(as_indexable(collection))
 
     if not isinstance(collection, list):
@@ -221,7 +220,7 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
 
     accumulator = [_eval(argument, scope, frame) for argument in arguments[2:3]]
 
-    def test(element: Any, index: int, acc: Any = None) -> Any:
+    def test(element: object, index: int, acc: object = None) -> Any:
         if len(arguments) > 1:
             return _eval(arguments[1], scope, (element, index, acc))
         return element
@@ -232,7 +231,7 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
 
 
 def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
-    def apply(lhs: Any, rhs: Any) -> bool:
+    def apply(lhs: object, rhs: object) -> bool:
         if lhs is None or rhs is None:
             return False
         if not (isinstance(lhs, str) and isinstance(rhs, str)):
@@ -245,7 +244,7 @@ def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[
 def _math_operator(
     operator: str, apply: Callable[[Numeric, Numeric], Any]
 ) -> Callable[[Any, Any], Any]:
-    def calculate(lhs: Any, rhs: Any) -> Any:
+    def calculate(lhs: object, rhs: object) -> Any:
         if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
             return lhs + rhs
         if is_number(lhs) and is_number(rhs):
@@ -258,7 +257,7 @@ def _math_operator(
     return calculate
 
 
-def _in(lhs: Any, rhs: Any) -> bool:
+def _in(lhs: object, rhs: object) -> bool:
     if isinstance(rhs, Mapping):
         return lhs in rhs
     if isinstance(rhs, list):

@@ -1,6 +1,6 @@
-"""The builtins and predicates of expr-lang; Argo's own functions are in sprig.py.
+"""The builtins and predicates of expr-lang. Argo's own functions are in sprig.py.
 
-A workflow that calls a function of neither module is rejected before the run starts (preflight.py).
+preflight.py rejects workflows that call a function of neither module.
 Source: expr-lang/expr v1.17 builtin, vm.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from argolocal.errors import NodeError
 from argolocal.language import json_path
-from argolocal.language.gofmt import Keyed, Nil, dumps, format_v, int64, parse_json
+from argolocal.language.gofmt import AnyKeyMap, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
 # number of elements and bytes that one evaluation may allocate, as in expr-lang
@@ -33,15 +33,15 @@ MEMORY = _Memory()
 
 
 def reserve_memory(size: int) -> None:
-    """Reserve `size` elements or bytes of this evaluation's memory budget. Raises ExprError if too
-    few are left."""
+    """Subtract `size` elements or bytes from the memory budget of this evaluation. Raises ExprError
+    if the budget is exceeded."""
     MEMORY.remaining -= size
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
 
 
 def series(start: int, stop: int, step: int = 1) -> list[int]:
-    """Return the numbers from `start` to `stop`, without `stop`. Raises ExprError."""
+    """Return list(range(start, stop, step)). Raises ExprError if it exceeds the memory budget."""
     numbers = range(start, stop, step) if step else range(0)
     if numbers:
         reserve_memory((numbers[-1] - numbers[0]) // step + 1)
@@ -63,35 +63,35 @@ def lower(text: str) -> str:
     return "".join(char.lower()[0] for char in text)
 
 
-def is_nil(value: Any) -> bool:
+def is_nil(value: object) -> bool:
     return value is None or isinstance(value, Nil)
 
 
-def require_bool(value: Any) -> bool:
+def require_bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise ExprError(f"expected a bool but found {value!r}")
     return value
 
 
-def require_list(value: Any) -> list[Any]:
+def require_list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise ExprError(f"expected a list but found {value!r}")
     return value
 
 
-def as_indexable(value: Any) -> Any:
+def as_indexable(value: object) -> Any:
     """Return the bytes of a string, because Go indexes bytes; return any other value unchanged."""
     if isinstance(value, str):
         return value.encode()
     return value
 
 
-def is_number(value: Any) -> TypeGuard[Numeric]:
-    """Return True for a number of Go (a bool is not a number)."""
+def is_number(value: object) -> TypeGuard[Numeric]:
+    """Return True if the value is a number in Go, where a bool is not a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def equal(lhs: Any, rhs: Any) -> bool:
+def equal(lhs: object, rhs: object) -> bool:
     """Apply expr-lang's ==, which compares numbers by value, and other values by type and value."""
     if is_nil(lhs) and is_nil(rhs):
         return True
@@ -102,14 +102,14 @@ def equal(lhs: Any, rhs: Any) -> bool:
     return type(lhs) is type(rhs) and lhs == rhs
 
 
-def compare(lhs: Any, rhs: Any) -> int:
+def compare(lhs: object, rhs: object) -> int:
     """Return -1, 0 or 1 for two numbers or two strings. Raises ExprError."""
     if (is_number(lhs) and is_number(rhs)) or (isinstance(lhs, str) and isinstance(rhs, str)):
         return (lhs > rhs) - (lhs < rhs)  # pyright: ignore[reportOperatorIssue]
     raise ExprError(f"cannot compare {lhs!r} and {rhs!r}")
 
 
-def to_int(value: Any) -> int:
+def to_int(value: object) -> int:
     if is_number(value):
         return int64(value)
     if (
@@ -121,14 +121,14 @@ def to_int(value: Any) -> int:
     raise ExprError(f"invalid argument for int: {format_v(value)!r}")
 
 
-def to_float(value: Any) -> float:
+def to_float(value: object) -> float:
     if is_number(value):
         return float(value)
     try:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # the ExprError after this block names the value
+        pass  # reported below
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 
@@ -141,18 +141,18 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    # Go reads a JSON number without a declared type as a float
+    # Go parses a JSON number into a float unless a type is declared
     return parse_json(text, convert_int=float)
 
 
 def slice_bytes(text: str, start: int | None, end: int | None) -> str:
-    """Return text[start:end]; as in Go, `start` and `end` count bytes."""
+    """Return text[start:end], where `start` and `end` count bytes, as in Go."""
     return text.encode()[start:end].decode(errors="replace")
 
 
 def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
-    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all
-    characters."""
+    """Apply Go's SplitN. A negative `max_parts` means no limit, and the separator "" splits between
+    all characters."""
     if max_parts == 0:
         return Nil()
     if separator:
@@ -169,7 +169,7 @@ def _split_after(text: str, separator: str, max_parts: int = -1) -> list[str]:
     return parts
 
 
-def concat(*values: Any) -> list[Any]:
+def concat(*values: object) -> list[Any]:
     return [element for value in values for element in require_list(value)] or Nil()
 
 
@@ -182,7 +182,7 @@ def _get(values: Any, key: Any) -> Any:
     return None
 
 
-def _take(values: Any, count: int) -> list[Any]:
+def _take(values: object, count: int) -> list[Any]:
     if count < 0:
         raise ExprError("slice index out of bounds")
     return require_list(values)[:count]
@@ -235,14 +235,14 @@ def _unique(values: list[Any]) -> list[Any]:
     ]
 
 
-def _numbers(*values: Any) -> list[Numeric]:
+def _numbers(*values: object) -> list[Numeric]:
     numbers = _flatten(list(values))
     if not all(map(is_number, numbers)):
         raise ExprError(f"expected numbers, not {numbers!r}")
     return numbers
 
 
-def _median(*values: Any) -> float:
+def _median(*values: object) -> float:
     ordered_numbers = sorted(_numbers(*values))
     middle = len(_flatten(list(values))) // 2
     if ordered_numbers:
@@ -252,14 +252,14 @@ def _median(*values: Any) -> float:
     return 0.0
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     if not isinstance(value, (str, list, Mapping)):
         raise ExprError(f"invalid argument for len: {value!r}")
     return len(value)
 
 
 TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
-TYPES.update(dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map"))
+TYPES.update(dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, AnyKeyMap), "map"))
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
     "type": lambda v: TYPES.get(type(v), "unknown"),
@@ -299,7 +299,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "keys": lambda v: sorted(v),
     "values": lambda v: [v[key] for key in sorted(v)],
     "toPairs": lambda v: [[key, v[key]] for key in sorted(v)],
-    "fromPairs": lambda pairs: Keyed("interface {}", pairs),
+    "fromPairs": lambda pairs: AnyKeyMap("interface {}", pairs),
     "reverse": lambda v: require_list(v)[::-1],
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
@@ -320,13 +320,13 @@ def _find(
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
-    groups = Keyed("[]interface {}")
+    groups = AnyKeyMap("[]interface {}")
     for i, element in enumerate(elements):
         groups.setdefault(test(element, i), []).append(element)
     return groups
 
 
-def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
+def _reduce(elements: list[Any], test: Callable[..., Any], *start: object) -> Any:
     remaining_elements = list(enumerate(elements))
     accumulator = start[0] if start else remaining_elements.pop(0)[1]
     for i, element in remaining_elements:

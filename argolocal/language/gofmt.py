@@ -1,7 +1,6 @@
-"""Format and parse durations, times, numbers and JSON as Go, Argo's language, does: workflows and
-users see the texts.
+"""Format and parse durations, times, numbers and JSON exactly as Argo does, which is written in Go.
 
-Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and
+Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's to_argo_string.go, item.go and
 ParseStringToDuration.
 """
 
@@ -17,9 +16,9 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 
-# largest width of a number in a format: Go stops formatting at a larger width
+# maximum width of a number in a format; Go stops formatting at a larger width
 MAX_WIDTH = 1_000_000
-UNITS = {
+SECONDS_OF_UNIT = {
     "ns": 1e-9,
     "us": 1e-6,
     "µs": 1e-6,
@@ -31,7 +30,7 @@ UNITS = {
 }
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 VERB_PATTERN = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S)
-VERBS = {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
+FORMAT_OF_VERB = {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
 JSON_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+')
 JSON_DECODER = json.JSONDecoder()
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -59,14 +58,14 @@ DATE_TOKENS = {
     **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
     **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
 }
-ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+HTML_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 INTEGER = re.compile(r"[+-]?\d+")  # a text that Go's strconv.Atoi accepts
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a Go duration ("1m30s") or, as Argo allows, a bare number of seconds. Raises
+    """Parse a Go duration ("1m30s") or, as Argo allows, an integer number of seconds. Raises
     ValueError."""
     if INTEGER.fullmatch(text.strip()):
         return float(text)
@@ -74,8 +73,8 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration, as Go's time.ParseDuration: only 0 needs no unit. Raises
-    ValueError."""
+    """Return the seconds of a duration as Go's time.ParseDuration does, where every number except 0
+    needs a unit. Raises ValueError."""
     text = text.strip()
     if INTEGER.fullmatch(text):
         if int(text):
@@ -87,7 +86,7 @@ def parse_duration(text: str) -> float:
     if not parts or "".join(a + b for a, b in parts) != body:
         raise ValueError(f'unable to parse {text} as a duration: time: invalid duration "{text}"')
 
-    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    total = sum(float(number) * SECONDS_OF_UNIT[unit] for number, unit in parts)
     if text.startswith("-"):
         return -total
 
@@ -100,7 +99,7 @@ def timestamp(now: float) -> str:
 
 
 def format_date(layout: str, moment: datetime) -> str:
-    """Apply Go's `time.Format`: replace the tokens of its reference time, Mon Jan 2 15:04:05 MST
+    """Apply Go's `time.Format`: replace the tokens of the reference time Mon Jan 2 15:04:05 MST
     2006."""
     values = {
         "2006": f"{moment.year:04}",
@@ -152,8 +151,8 @@ def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6)
 
 
 def int64(number: float) -> int:
-    """Convert to int64: an int wraps around on overflow, and a float out of range becomes the
-    smallest int64."""
+    """Convert a number to int64. An int wraps around on overflow, and a float out of range becomes
+    the smallest int64."""
     if isinstance(number, float):
         if abs(number) < 2**63:
             return int(number)
@@ -162,8 +161,7 @@ def int64(number: float) -> int:
 
 
 def power(base: float, exponent: float) -> float:
-    """Apply Go's `math.Pow`, which returns an infinite number or NaN where Python raises an
-    error."""
+    """Apply Go's `math.Pow`, which returns infinity or NaN where Python raises an exception."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -177,7 +175,7 @@ def power(base: float, exponent: float) -> float:
 
 
 def divide(dividend: float, divisor: float) -> float:
-    """Divide as Go does: division by zero gives an infinite number or NaN."""
+    """Divide as Go does: a division by zero returns infinity or NaN."""
     if divisor:
         return dividend / divisor
     if dividend:
@@ -185,7 +183,7 @@ def divide(dividend: float, divisor: float) -> float:
     return math.nan
 
 
-def anystring(value: Any) -> str:
+def to_argo_string(value: object) -> str:
     """Convert a parameter's value of any YAML type to a string, as Argo does."""
     if isinstance(value, bool):
         if value:
@@ -201,26 +199,26 @@ def anystring(value: Any) -> str:
 
 
 class Nil(list[Any]):
-    """A nil slice of Go: an empty list that is written as null in JSON."""
+    """A nil slice of Go: an empty list that JSON represents as null."""
 
 
-class Keyed(dict[Any, Any]):
-    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of the
-    map's values."""
+class AnyKeyMap(dict[Any, Any]):
+    """A map with keys of any type, which Go cannot write as JSON. `value_type` is the Go type of
+    its values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)
         self.value_type = value_type
 
 
-def dumps(value: Any, margin: str | None = None) -> str:
+def dumps(value: object, margin: str | None = None) -> str:
     """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
     With `margin`, each member is on its own line, indented after `margin`; otherwise, all members
     are on one line without spaces. Raises ValueError for NaN and Inf.
     """
     inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
-    if isinstance(value, Keyed):
+    if isinstance(value, AnyKeyMap):
         raise ValueError(f"json: unsupported type: map[interface {{}}]{value.value_type}")
 
     if isinstance(value, dict):
@@ -240,7 +238,7 @@ def dumps(value: Any, margin: str | None = None) -> str:
             raise ValueError(f"json: unsupported value: {format_f(value)}")
         return format_g(value, 1e-6, 1e21).replace("e-0", "e-")
 
-    return to_json(value, ensure_ascii=False).translate(ESCAPES)
+    return to_json(value, ensure_ascii=False).translate(HTML_ESCAPES)
 
 
 def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
@@ -251,7 +249,7 @@ def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
 
 
 def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
-    """Write dicts as Go writes a list of structs in JSON; `fields`: the struct's fields in
+    """Write dicts as Go writes a list of structs in JSON. `fields` are the struct's fields in
     declaration order."""
     rows = (
         ",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value)
@@ -260,7 +258,7 @@ def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> 
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
 
-def format_v(value: Any) -> str:
+def format_v(value: object) -> str:
     """Format a value of plain data as Go's `%v`."""
     if value is None:
         return "<nil>"
@@ -307,10 +305,10 @@ def sprintf(template: str, number: int) -> str:
         if letter == "%":
             return "%"
 
-        if letter not in VERBS:
+        if letter not in FORMAT_OF_VERB:
             raise ValueError(
                 f'the format "{template}": {match[0]} is not supported; use one of'
-                f" %{' %'.join(VERBS)}"
+                f" %{' %'.join(FORMAT_OF_VERB)}"
             )
 
         verb_count += 1
@@ -318,7 +316,7 @@ def sprintf(template: str, number: int) -> str:
         sign = "+" if "+" in flags else " " if " " in flags else ""
         zeros = "0" if "0" in flags and not is_left_aligned else ""
         text = format(
-            number, ("<" if is_left_aligned else "") + sign + zeros + width + VERBS[letter]
+            number, ("<" if is_left_aligned else "") + sign + zeros + width + FORMAT_OF_VERB[letter]
         )
 
         if verb_count == 1:
@@ -348,12 +346,12 @@ def compact(text: str) -> str:
     """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises
     ValueError."""
     parse_json(text)
-    return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
+    return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(HTML_ESCAPES)
 
 
 def list_members(text: str) -> list[str]:
-    """Return the members of a compact JSON list as texts; for an object, its keys and values in
-    turn; for null, []."""
+    """Return the members of a compact JSON list as JSON texts. For an object, return its keys and
+    values alternately; for null, return []."""
     members = []
     start = 1
     while start < len(text) - 1 and text != "null":
@@ -364,15 +362,15 @@ def list_members(text: str) -> list[str]:
 
 
 def item_text(text: str) -> str:
-    """Return a loop item (compact JSON) as Argo writes it into names and tags: strings without
-    quotes."""
+    """Convert a loop item (compact JSON) to the text that Argo uses in names and tags, which has no
+    quotes around strings."""
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
-    """Parse JSON with Go's error messages; `convert_int` converts the text of whole numbers. Raises
-    ValueError."""
+    """Parse JSON. `convert_int` converts the text of integers. Raises ValueError with Go's error
+    message."""
     try:
         return json.loads(text, parse_int=convert_int, parse_constant=_reject_constant)
     except RecursionError:
@@ -392,13 +390,12 @@ def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
             (i for i, c in enumerate(word) if text[position + i : position + i + 1] != c), 0
         )
         if mismatch:
-            position = position + mismatch
+            position += mismatch
             where = f"in literal {word} (expecting '{word[mismatch]}')"
+        elif error.msg == "Extra data":
+            where = "after top-level value"
         else:
-            if error.msg == "Extra data":
-                where = "after top-level value"
-            else:
-                where = "looking for beginning of value"
+            where = "looking for beginning of value"
 
         if position >= len(text):
             raise ValueError("unexpected end of JSON input") from None

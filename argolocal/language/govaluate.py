@@ -1,15 +1,15 @@
 """Evaluate `when` conditions, whose tags are already replaced, exactly as Argo's library govaluate
 does.
 
-    operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   *
-    / %   **
-    value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value
-    ("," value)* ")"
-A bare word is a text. Symbols are read greedily (`1 ==-1` has the unknown symbol "==-"), `1e-3` is
-not a number, `a-1` is a subtraction, `True` is a word, and texts are compared alphabetically ('10'
-< '9'). Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go
-shouldExecute.
-"""
+    operators, loosest first:
+        ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   * / %   **
+    value := number | 'text' | "text" | word | [word] | true | false
+           | ( - ! ~ ) value | "(" value ("," value)* ")"
+
+A word without quotes is a string. Symbols are read greedily, so `1 ==-1` has the unknown symbol
+"==-". `1e-3` is not a number, `a-1` is a subtraction, `True` is a word, and strings are compared
+alphabetically ('10' < '9'). Source: Knetic/govaluate (parsing.go, lexerState.go,
+evaluationStage.go), Argo's steps.go shouldExecute."""
 
 import math
 import re
@@ -27,18 +27,18 @@ SYMBOLS = {
     "COMPARATOR": {"==", "!=", ">", ">=", "<", "<=", "=~", "!~", "in"},
     "TERNARY": {"?", ":", "??"},
 }
-OPERAND = {"NUMERIC", "BOOLEAN", "VARIABLE", "ACCESSOR", "STRING", "TIME", "CLAUSE"}
+OPERAND_TOKENS = {"NUMERIC", "BOOLEAN", "VARIABLE", "ACCESSOR", "STRING", "TIME", "CLAUSE"}
 AFTER_OPERAND = {"MODIFIER", "COMPARATOR", "LOGICALOP", "CLAUSE_CLOSE", "TERNARY", "SEPARATOR"}
 NEXT_TOKENS: dict[str, set[str]] = {
-    "UNKNOWN": OPERAND | {"PREFIX"},
-    "CLAUSE": OPERAND | {"PREFIX", "CLAUSE_CLOSE"},
-    "CLAUSE_CLOSE": AFTER_OPERAND | OPERAND - {"ACCESSOR"},
-    "MODIFIER": (OPERAND - {"TIME"}) | {"PREFIX", "CLAUSE_CLOSE"},
-    "COMPARATOR": OPERAND | {"PREFIX", "CLAUSE_CLOSE"},
-    "LOGICALOP": OPERAND | {"PREFIX", "CLAUSE_CLOSE"},
-    "PREFIX": (OPERAND - {"STRING", "TIME"}) | {"CLAUSE_CLOSE"},
-    "TERNARY": OPERAND | {"PREFIX", "SEPARATOR"},
-    "SEPARATOR": OPERAND | {"PREFIX"},
+    "UNKNOWN": OPERAND_TOKENS | {"PREFIX"},
+    "CLAUSE": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
+    "CLAUSE_CLOSE": AFTER_OPERAND | OPERAND_TOKENS - {"ACCESSOR"},
+    "MODIFIER": (OPERAND_TOKENS - {"TIME"}) | {"PREFIX", "CLAUSE_CLOSE"},
+    "COMPARATOR": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
+    "LOGICALOP": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
+    "PREFIX": (OPERAND_TOKENS - {"STRING", "TIME"}) | {"CLAUSE_CLOSE"},
+    "TERNARY": OPERAND_TOKENS | {"PREFIX", "SEPARATOR"},
+    "SEPARATOR": OPERAND_TOKENS | {"PREFIX"},
     "TIME": AFTER_OPERAND - {"TERNARY"},
     "ACCESSOR": AFTER_OPERAND | {"CLAUSE"},
 } | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), AFTER_OPERAND)
@@ -52,13 +52,13 @@ PRECEDENCE_LEVELS = [
     {">>", "<<"},
 ]
 PRECEDENCE_LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
-DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
 UINT64 = (1 << 64) - 1
 Token = tuple[str, Any]
 
 
 class WhenError(NodeError):
-    """The condition cannot be parsed or evaluated; the message is Argo's."""
+    """The condition cannot be parsed or evaluated. The message equals Argo's."""
 
 
 def should_execute(when: str) -> bool:
@@ -68,7 +68,7 @@ def should_execute(when: str) -> bool:
         return True
 
     try:
-        tokens = _tokens(when)
+        tokens = _tokenize(when)
         _check_order(tokens)
     except WhenError as error:
         if "Invalid token" in str(error):
@@ -89,7 +89,7 @@ def should_execute(when: str) -> bool:
     return result
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokenize(text: str) -> list[Token]:
     tokens: list[Token] = []
     position = 0
     state = "UNKNOWN"
@@ -99,7 +99,7 @@ def _tokens(text: str) -> list[Token]:
             position += 1
             continue
 
-        token, position = _read(text, position, state)
+        token, position = _read_token(text, position, state)
         tokens.append(token)
         state = token[0]
 
@@ -109,7 +109,7 @@ def _tokens(text: str) -> list[Token]:
     return tokens
 
 
-def _read(text: str, position: int, state: str) -> tuple[Token, int]:
+def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
     char = text[position]
     if char.isdigit() or char == ".":
         match = re.compile(r"0x([0-9a-fA-F]+)").match(text, position)
@@ -190,7 +190,7 @@ def _word_token(word: str) -> Token:
 
 
 def _text_token(value: str) -> Token:
-    if not DATE.fullmatch(value):
+    if not ISO_DATE.fullmatch(value):
         return "STRING", value
     try:
         return "TIME", datetime.fromisoformat(value).timestamp()
@@ -221,8 +221,8 @@ def _check_order(tokens: list[Token]) -> None:
 
 
 class _Evaluator:
-    """Evaluate tokens, whose order is valid, by precedence climbing. `skip`: && or || ignores the
-    value."""
+    """Evaluates tokens in valid order by precedence climbing. With `skip`, the value is not used,
+    because && or || short-circuits, so type errors are ignored."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
@@ -313,10 +313,9 @@ class _Evaluator:
 
 def _apply(symbol: str, lhs: Any, rhs: Any, short_circuits: bool) -> Any:
     if symbol in ("&&", "||"):
-        if not short_circuits:
-            _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
         if short_circuits:
             return lhs
+        _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
         return rhs
 
     if symbol == "?":
@@ -375,7 +374,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _require_type(expected_type: type, symbol: str, role: str, name: str, *values: Any) -> None:
+def _require_type(expected_type: type, symbol: str, role: str, name: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, expected_type):
             raise WhenError(

@@ -2,10 +2,10 @@
 
     select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
-The rest of the path after a wildcard, slice or filter applies to each element, and elements that
-lack this path are skipped; an index after a slice or filter applies to the resulting list. A filter
-that cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..` are
-rejected, and filters with arithmetic, `!`, `in` or `=~`.
+The part of a path after a wildcard, slice or filter applies to each element, and skips elements
+without this part. An index after a slice or filter applies to the resulting list. A filter that
+cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..`, and
+filters with arithmetic, `!`, `in` or `=~` are rejected.
 Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 
@@ -30,7 +30,7 @@ FILTER_COMPARISON = re.compile(rf"\s*({OPERAND})\s*(?:([=!<>]=|[<>])\s*({OPERAND
 Token = tuple[str, str]  # kind, text
 
 
-def select(value: Any, path: str) -> Any:
+def select(value: object, path: str) -> Any:
     """Return the value or values at `path` in plain data. Raises PathError, or ValueError for an
     unsupported path."""
     return _apply(value, tokens(path))
@@ -49,9 +49,9 @@ def tokens(path: str) -> list[Token]:
                 " ['name'], [0], [1:3], [*] and [?(@.name == 'x')], with &&, || and comparisons"
             )
 
-        (kind, text), position = (
-            next((k, v) for k, v in token.groupdict().items() if v is not None),
-            token.end(),
+        position = token.end()
+        kind, text = next(
+            (name, group) for name, group in token.groupdict().items() if group is not None
         )
         if kind == "name":
             text = text[1:] if text[0] == "." else text[2:-2]
@@ -63,11 +63,13 @@ def tokens(path: str) -> list[Token]:
     return path_tokens
 
 
-def _apply(value: Any, path_tokens: list[Token]) -> Any:
+def _apply(value: object, path_tokens: list[Token]) -> Any:
     if not path_tokens:
         return value
 
-    (kind, text), next_tokens = path_tokens[0], path_tokens[1:]
+    kind, text = path_tokens[0]
+    next_tokens = path_tokens[1:]
+
     if kind == "name":
         return _apply(_member(value, text), next_tokens)
 
@@ -105,7 +107,7 @@ def _apply(value: Any, path_tokens: list[Token]) -> Any:
     return [element for element in results if element is not None]
 
 
-def _member(value: Any, name: str) -> Any:
+def _member(value: object, name: str) -> Any:
     if isinstance(value, dict) and name in value:
         return value[name]
     if name == "length" and isinstance(value, (dict, list, str)):
@@ -123,8 +125,8 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
 
 
 def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
-    """Return the alternatives of a filter (||), each a list of comparisons that must all hold.
-    Raises ValueError."""
+    """Parse a filter into its alternatives (||). An alternative is a list of comparisons that must
+    all be true. Raises ValueError."""
     masked_text = re.sub(QUOTED_TEXT, lambda text: "_" * len(text[0]), text)
     alternatives: list[list[tuple[str, str, str]]] = [[]]
     position = 0
@@ -146,7 +148,7 @@ def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
     return alternatives
 
 
-def _matches(element: Any, alternatives: list[list[tuple[str, str, str]]]) -> bool:
+def _matches(element: object, alternatives: list[list[tuple[str, str, str]]]) -> bool:
     is_single = len(alternatives) == len(alternatives[0]) == 1
     try:
         results = [
@@ -158,7 +160,7 @@ def _matches(element: Any, alternatives: list[list[tuple[str, str, str]]]) -> bo
     return any(map(all, results))
 
 
-def _is_true(element: Any, lhs: str, operator: str, rhs: str, is_single: bool) -> bool:
+def _is_true(element: object, lhs: str, operator: str, rhs: str, is_single: bool) -> bool:
     left_value = _operand(element, lhs)
     if not operator:
         if is_single:
@@ -178,13 +180,13 @@ def _is_true(element: Any, lhs: str, operator: str, rhs: str, is_single: bool) -
     return COMPARISONS[operator](_text(left_value), _text(right_value))
 
 
-def _require_bool(value: Any) -> bool:
+def _require_bool(value: object) -> bool:
     if value in (None, True, False):  # 1 equals True, and 0 equals False
         return bool(value)
     raise PathError("expected a boolean")
 
 
-def _operand(element: Any, text: str) -> Any:
+def _operand(element: object, text: str) -> Any:
     if text[0] == "@":
         return _apply(element, tokens(text))
     if text[0] in "'\"":
@@ -195,7 +197,7 @@ def _operand(element: Any, text: str) -> Any:
     return float(text)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Format a value as Go's %v, but with quotes around a string."""
     if isinstance(value, str):
         return f"'{value}'"

@@ -1,9 +1,10 @@
-r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by the values at a path.
+r"""Render templates of kubectl's `-o jsonpath=`, in which {...} is replaced by the values at a
+path.
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key renders as "". The values of a map are rendered in the map's order; kubectl may use
-any order.
+A missing key renders as "". The values of a map are rendered in the map's order, while kubectl may
+use any order.
 Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
 """
 
@@ -29,10 +30,10 @@ NOTHING = object()
 
 
 class KubectlPathError(ValueError):
-    """The path is invalid or does not match the object; the message is kubectl's."""
+    """The path is invalid or does not match the object. The message equals kubectl's."""
 
 
-def render(value: Any, template: str) -> str:
+def render(value: object, template: str) -> str:
     """Return the text that kubectl prints for `value`. Raises KubectlPathError."""
     return "".join(_render(value, parse(template)))
 
@@ -67,7 +68,7 @@ def parse(template: str) -> list[Node]:
         else:
             open_ranges[-1].append(("action", nodes))
 
-    # without {end}, kubectl prints the rest for each element, and once more
+    # without {end}, kubectl prints the rest of the template per element, and then once more
     while len(open_ranges) > 1:
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body
@@ -79,8 +80,8 @@ def parse(template: str) -> list[Node]:
 
 
 def _action(text: str, position: int) -> tuple[list[Node], int]:
-    """Parse the nodes from `position` to the closing }. Return the nodes and the position after the
-    }."""
+    """Parse the nodes from `position` to the closing brace. Return the nodes and the position after
+    the brace."""
     nodes: list[Node] = []
 
     while text[position : position + 1] != "}":
@@ -192,7 +193,7 @@ NODES: dict[str, Any] = {
 }
 
 
-def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
+def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
     for kind, inner in template_nodes:
         if kind == "plain":
             yield inner
@@ -236,7 +237,7 @@ def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
     return [item for value in non_null for item in _slice(value, *inner)]
 
 
-def _children(value: Any) -> list[Any]:
+def _children(value: object) -> list[Any]:
     if isinstance(value, (dict, list)):
         return [*(value.values() if isinstance(value, dict) else value)]
     if isinstance(value, str):
@@ -244,7 +245,7 @@ def _children(value: Any) -> list[Any]:
     return []
 
 
-def _descendants(value: Any) -> list[Any]:
+def _descendants(value: object) -> list[Any]:
     children = _children(value)
     descendants = [node for child in children if child is not None for node in _descendants(child)]
     if children:
@@ -253,7 +254,7 @@ def _descendants(value: Any) -> list[Any]:
 
 
 def _slice(
-    value: Any, start: int | None, end: int | None, step: int | None, is_single: bool
+    value: object, start: int | None, end: int | None, step: int | None, is_single: bool
 ) -> list[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{_type(value)} is not array or slice")
@@ -282,7 +283,9 @@ def _slice(
     return value[first_index:last_index:step]
 
 
-def _select_elements(value: Any, lhs: list[Node], operator: str, rhs: list[Node]) -> Iterator[Any]:
+def _select_elements(
+    value: object, lhs: list[Node], operator: str, rhs: list[Node]
+) -> Iterator[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(
             f"{gofmt.format_v(value)} is not array or slice and cannot be filtered"
@@ -311,7 +314,7 @@ def _select_elements(value: Any, lhs: list[Node], operator: str, rhs: list[Node]
             yield element
 
 
-def _is_true(lhs: Any, operator: str, rhs: Any) -> bool:
+def _is_true(lhs: object, operator: str, rhs: object) -> bool:
     types = {type(lhs), type(rhs)}
     if types - {bool, int, float, str} or (types == {bool} and operator[0] in "<>"):
         raise KubectlPathError("invalid type for comparison")
@@ -320,7 +323,7 @@ def _is_true(lhs: Any, operator: str, rhs: Any) -> bool:
     return gofmt.COMPARISONS[operator](lhs, rhs)
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     names = {
         dict: "map[string]interface {}",
         str: "string",
@@ -331,7 +334,7 @@ def _type(value: Any) -> str:
     return names.get(type(value), "nothing")
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     if isinstance(value, (dict, list)):
         return gofmt.dumps(value)
     if value is None:

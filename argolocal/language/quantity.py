@@ -2,13 +2,12 @@
 
 import re
 from decimal import Decimal
-from typing import Any
 
 QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
 
 
-def quantity(text: Any) -> Decimal:
-    """Return the number that a quantity stands for. Raises ValueError."""
+def parse_quantity(text: object) -> Decimal:
+    """Parse a quantity. Raises ValueError."""
     if not isinstance(text, bool):
         match = QUANTITY.fullmatch(str(text))
     else:

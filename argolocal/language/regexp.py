@@ -1,7 +1,8 @@
-"""Go's regular expressions, matched in linear time by the RE2 library, and Go's replacement
+"""Match Go's regular expressions in linear time with the RE2 library, and apply Go's replacement
 templates.
 
-A pattern that Go rejects (a look-around, a backreference) raises ValueError. Source: Go's regexp.
+As in Go, a pattern with a look-around or backreference is an error (ValueError). Source: Go's
+regexp.
 """
 
 import re
@@ -12,7 +13,7 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
-    """Yield non-overlapping matches, without empty matches next to another match."""
+    """Yield the matches, without empty matches at the end of another match."""
     import re2  # imported here, because only expressions with patterns need it
 
     options = re2.Options()
@@ -50,15 +51,13 @@ def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, where $1, ${1} and ${name} mean groups; an unknown group is
-    empty."""
+    """Replace each match by `template`, in which $1, ${1} and ${name} refer to groups. An unknown
+    group is empty."""
     parts = []
     end = 0
     for match in find_matches(pattern, text):
-        parts += [
-            text[end : match.start()],
-            VARIABLE.sub(lambda name, match=match: _group(match, name), template),
-        ]
+        parts.append(text[end : match.start()])
+        parts.append(VARIABLE.sub(lambda name, match=match: _group(match, name), template))
         end = match.end()
     return "".join(parts) + text[end:]
 

@@ -1,14 +1,14 @@
-"""The conditions of resource templates: a Kubernetes label selector whose keys are gjson paths.
+"""Evaluate the conditions of resource templates: Kubernetes label selectors whose keys are gjson
+paths.
 
     selector := requirement ("," requirement)*
     requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
                  | key (in | notin) "(" value ("," value)* ")"
 
-A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes,
-`#(...)`, `[0]`). A success condition needs all its requirements, a failure condition only one; the
-failure condition is checked first. A missing path satisfies `!=`, `notin` and `!key`.
-Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
-"""
+A key is a path like `status.conditions.1.type` that consists of letters, digits and `._-`. A
+success condition is true if all its requirements are met, a failure condition if one requirement is
+met. The failure condition is checked first. A missing path satisfies `!=`, `notin` and `!key`.
+Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions."""
 
 import re
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ class SelectorError(ValueError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement of a selector; `operator` is "exists", or an operator as it is written, such as
+    """A requirement of a selector. `operator` is "exists" or the operator in the selector, such as
     "!" or "notin"."""
 
     key: str
     operator: str
     values: tuple[str, ...] = ()
 
-    def matches(self, value: Any) -> bool:
+    def matches(self, value: object) -> bool:
         """Return True if the value of the key, or MISSING, satisfies this requirement."""
         if self.operator in ("exists", "!"):
             return (value is not MISSING) == (self.operator == "exists")
@@ -123,7 +123,7 @@ def _values(tokens: list[str]) -> list[str]:
     return values
 
 
-def lookup(document: Any, path: str) -> Any:
+def lookup(document: object, path: str) -> Any:
     """Return the value at a gjson path of names and indexes ("#" is a list's length), or
     MISSING."""
     for name in path.split("."):
@@ -138,16 +138,16 @@ def lookup(document: Any, path: str) -> Any:
     return document
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
-    if isinstance(value, (str, bool)):
-        if isinstance(value, str):
-            return value
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        if isinstance(value, int):
-            return str(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
         return format_g(value, 1e-6, 1e21)
     return dumps(value)
 
@@ -160,9 +160,9 @@ def selects(selector: str, labels: Mapping[str, str]) -> bool:
     )
 
 
-def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
-    """Return (False, reason) if the condition `failure` holds, (True, "") if `success` holds, else
-    (None, "").
+def evaluate_conditions(document: object, success: str, failure: str) -> tuple[bool | None, str]:
+    """Return (False, reason) if the condition `failure` is true, (True, "") if `success` is true,
+    else (None, "").
 
     Raises SelectorError.
     """
@@ -172,7 +172,7 @@ def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool
             text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
             return False, f"failure condition '{text}' evaluated true"
 
-    is_fulfilled = all(
+    has_succeeded = all(
         requirement.matches(lookup(document, requirement.key)) for requirement in parse(success)
     )
-    return True if is_fulfilled else None, ""
+    return True if has_succeeded else None, ""

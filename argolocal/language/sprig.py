@@ -1,4 +1,5 @@
-"""Functions that Argo adds to expressions: the common sprig functions, and Argo's own functions.
+"""The functions that Argo adds to expressions: the common functions of the Go library sprig, and
+Argo's own functions.
 
 Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
@@ -37,7 +38,7 @@ from argolocal.language.functions import (
 from argolocal.language.gofmt import Nil, dumps, format_date, format_v, int64, quote
 
 
-def _empty(value: Any) -> bool:
+def _empty(value: object) -> bool:
     return (
         value is None
         or value is False
@@ -46,9 +47,9 @@ def _empty(value: Any) -> bool:
     )
 
 
-def _to_int64(value: Any) -> int:
-    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, decimals are
-    dropped."""
+def _to_int64(value: object) -> int:
+    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, and the fraction
+    is cut off."""
     if isinstance(value, float):
         return int64(value)
 
@@ -80,7 +81,7 @@ def _to_float64(value: Any) -> float:
         return 0.0
 
 
-def _div(lhs: Any, rhs: Any) -> int:
+def _div(lhs: object, rhs: object) -> int:
     lhs = _to_int64(lhs)
     rhs = _to_int64(rhs)
     return int64((lhs - remainder(lhs, rhs)) // rhs)
@@ -93,13 +94,13 @@ def _decimal_operator(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[
     )
 
 
-def _round(value: Any, places: int) -> float:
+def _round(value: object, places: int) -> float:
     """Round half up, and negative numbers always down, as sprig does."""
     shifted = _to_float64(value) * 10**places
     return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
 
 
-def _dig(*path: Any) -> Any:
+def _dig(*path: object) -> Any:
     """Apply sprig's dig(key, ..., default, dict)."""
     *keys, default, value = path
     if not keys:
@@ -140,7 +141,9 @@ def _contains(item: Any, values: Any) -> bool:
     return any(_deep_equal(item, value) for value in values)
 
 
-def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
+def _slice(
+    values: list[Any], first: object = 0, last: object = None, *_: object
+) -> list[Any] | None:
     start = _to_int64(first)
     end = len(values) if last is None else _to_int64(last)
     if values and not 0 <= start <= end <= len(values):
@@ -178,7 +181,7 @@ def _clean(path: str) -> str:
     return posixpath.normpath(re.sub("/+", "/", path))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     values = value if isinstance(value, list) else [value]
     return [format_v(value) for value in values if value is not None]
 
@@ -212,7 +215,7 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means
+    """Apply sprig's date: format unix seconds in the local time zone. A value of another type means
     the current time."""
     is_timestamp = is_number(moment) and isinstance(moment, int)
     return format_date(

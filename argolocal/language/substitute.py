@@ -1,10 +1,9 @@
-"""Substitute `{{tag}}` and `{{=expression}}` in the JSON text of a whole object, as Argo does.
+"""Substitute `{{tag}}` and `{{=expression}}` in the JSON text of an object, as Argo does.
 
-A tag runs from the first `{{` to the next `}}`. The tag's value is escaped, so that the JSON stays
-valid. An unknown tag is not replaced; if its name matches the pattern `strict`, Missing is raised.
-A tag with the value None (an output of a skipped step) and an unclosed `{{` are errors.
-Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
-"""
+A tag extends from the first `{{` to the next `}}`. Values are escaped, so that the JSON stays
+valid. An unknown tag is not replaced, but raises Missing if its name matches the pattern `strict`.
+A tag with the value None (an output of a skipped step) and an unclosed `{{` are errors. Source:
+Argo's util/template (simple_template.go, expression_template.go) and util/expand."""
 
 import json
 import re
@@ -20,14 +19,14 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")
-# tags that must have a value in the fields of a task or step
-STEPS = re.compile(r"(tasks|steps)(\.|$)")
+# names of the tags that must have a value in the fields of a task or step
+STEP_OUTPUTS = re.compile(r"(tasks|steps)(\.|$)")
 ALL = re.compile("")
 
 
 class Tags:
-    """Finds tags in a text. The text after the last `}}` is not searched, because many `{{` in it
-    would cost O(n²)."""
+    """Finds tags in a text. The search ends at the last `}}`, because many unclosed `{{` would take
+    O(n²)."""
 
     def __init__(self, marker: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)
@@ -47,16 +46,16 @@ EXPRESSION = Tags("=")
 RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
-# Go's strconv.Quote does not escape these as in JSON
-UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+# control characters that Go's strconv.Quote escapes in a way that is invalid in JSON
+NOT_JSON_IN_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
-    """A substitution that cannot succeed; the message is Argo's."""
+    """A substitution that cannot succeed. The message equals Argo's."""
 
 
 class Missing(TemplateError):
-    """A tag that matches `strict` does not have a value yet: Argo would retry forever."""
+    """A tag that matches `strict` does not have a value yet. Argo would retry forever."""
 
 
 def substitute(
@@ -64,8 +63,7 @@ def substitute(
 ) -> T:
     """Replace the tags in `value`. Raises TemplateError.
 
-    `artifacts`: do not reject tags of output artifacts without a value, even if they match
-    `strict`.
+    `artifacts`: accept tags of output artifacts without a value, even if they match `strict`.
     """
     text = to_json(value)
     if "{{" not in text:
@@ -103,9 +101,9 @@ def replace(
         tag = text[start + 2 : end]
         if tag.startswith("="):
             env = nest_scope(scope) if env is None else env
-            pieces.append(_expression(tag[1:], env, strict))
+            pieces.append(_replace_expression(tag[1:], env, strict))
         else:
-            pieces.append(_simple(tag, scope, strict, artifacts))
+            pieces.append(_replace_tag(tag, scope, strict, artifacts))
 
         position = end + 2
 
@@ -114,14 +112,14 @@ def replace(
 
 def escape(value: str) -> str:
     """Escape `value` for a JSON string. Raises TemplateError."""
-    if UNQUOTABLE.search(value):
+    if NOT_JSON_IN_GO.search(value):
         raise TemplateError(
             "cannot finish template replacement because the result was invalid JSON"
         )
     return to_json(value)[1:-1]
 
 
-def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: bool) -> str:
+def _replace_tag(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: bool) -> str:
     name = tag.strip()
     if name in scope:
         value = scope[name]
@@ -149,7 +147,7 @@ def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: b
     return "{{" + tag + "}}"
 
 
-def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None) -> str:
+def _replace_expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None) -> str:
     literal = "{{=" + tag + "}}"
     try:
         source = json.loads(f'"{tag}"')
@@ -157,7 +155,7 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
         raise TemplateError(f"failed to unmarshall JSON expression: {error}") from None
 
     try:
-        missing = [name for name in identifiers(source) if not _has(env, name)]
+        missing = [name for name in identifiers(source) if not _contains_path(env, name)]
     except ExprError as error:
         raise TemplateError(f"failed to evaluate expression: {error}") from None
 
@@ -191,7 +189,7 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     return to_json(text)[1:-1]
 
 
-def _has(env: Mapping[str, Any], name: str) -> bool:
+def _contains_path(env: Mapping[str, Any], name: str) -> bool:
     value: Any = env
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -201,8 +199,8 @@ def _has(env: Mapping[str, Any], name: str) -> bool:
 
 
 def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into nested maps and add Argo's functions. `a` is dropped if the scope has
-    `a.b`, too."""
+    """Convert dotted keys to nested maps, and add Argo's functions. If the scope contains both `a`
+    and `a.b`, the value of `a` is omitted."""
     env: dict[str, Any] = {}
 
     names = sorted(scope)

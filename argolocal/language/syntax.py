@@ -1,15 +1,17 @@
 """Parse expr-lang 1.17 as used in `{{=...}}`, `depends`, and retry and hook expressions.
 
-    expression := binary ( "?" expression ":" expression )? | "let" name "=" expression ";"
-    expression
-    binary     := unary ( operator unary )*       operators, loosest first: |  or ||  and &&  == !=
-    < > <= >= in matches
-                  contains startsWith endsWith (and "not in" ...)  ..  + -  * / %  ** ^  ??
-    unary      := ( not ! - + ) unary | postfix     postfix := primary ( .name ?.name [index]
-    [from:to] (arguments) )*
-    primary    := number | 'text' | "text" | `text` | true | false | nil | name | [list] | {map} |
-    (...) | # | .name
-A predicate is `{# > 2}` or a bare expression with `#`. Functions: see functions.py.
+    expression := binary ( "?" expression ":" expression )?
+                | "let" name "=" expression ";" expression
+    binary     := unary ( operator unary )*
+                  operators, loosest first: |  or ||  and &&
+                  == != < > <= >= in matches contains startsWith endsWith (and "not in" ...)
+                  ..  + -  * / %  ** ^  ??
+    unary      := ( not ! - + ) unary | postfix
+    postfix    := primary ( .name ?.name [index] [from:to] (arguments) )*
+    primary    := number | 'text' | "text" | `text` | true | false | nil | name
+                | [list] | {map} | (...) | # | .name
+
+A predicate is `{# > 2}` or an expression with `#`. functions.py defines the functions.
 Source: expr-lang/expr v1.17 (parser/parser.go, parser/operator), Argo's util/expr.
 """
 
@@ -230,16 +232,8 @@ class _Parser:
             return "map", *self.pairs()
 
         if self.depth and value == "#":
-            return "pointer", (
-                self.name()
-                if self.kind == "name"
-                and self.value
-                in (
-                    "acc",
-                    "index",
-                )
-                else ""
-            )
+            has_name = self.kind == "name" and self.value in ("acc", "index")
+            return "pointer", self.name() if has_name else ""
 
         if self.depth and value == ".":
             return "member", ("pointer", ""), ("const", self.name()), False
@@ -351,8 +345,8 @@ def _unquote(text: str) -> str:
 
 @lru_cache(4096)
 def identifiers(source: str) -> tuple[str, ...]:
-    """Return the dotted names that `source` reads without a guard (`??`, `?.`). Raises
-    ExprError."""
+    """Return the dotted names that `source` reads and that must exist, because neither `??` nor
+    `?.` guards them. Raises ExprError."""
     names: dict[str, None] = {}
     with _limit_nesting(source):
         _collect(parse(source), names, False)
@@ -360,11 +354,11 @@ def identifiers(source: str) -> tuple[str, ...]:
 
 
 def find_calls(source: str) -> list[tuple[str, list[Any]]]:
-    """Return the name (`sprig.upper`) and arguments of each call in `source`; None means a variable
-    argument."""
+    """Return name (`sprig.upper`) and arguments of each call in `source`. An argument that is not a
+    constant is None."""
     results: list[tuple[str, list[Any]]] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: object) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
             results.append(
                 (node[1], [child[1] if child[0] == "const" else None for child in node[2]])
@@ -394,12 +388,11 @@ def _path(node: Node) -> str | None:
         base = _path(node[1])
         if base:
             return f"{base}.{node[2][1]}"
-        return None
 
     return None
 
 
-def _collect(node: Any, names: dict[str, None], is_guarded: bool) -> None:
+def _collect(node: object, names: dict[str, None], is_guarded: bool) -> None:
     if not isinstance(node, (tuple, list)):
         return
 

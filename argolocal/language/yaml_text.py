@@ -1,14 +1,13 @@
-"""Parse untrusted YAML and JSON: a text that exceeds a limit is rejected before its values are
+"""Parse untrusted YAML and JSON. A text that exceeds a limit is rejected before its values are
 built.
 
     documents = parse(path.read_text(), str(path))
 
-Where PyYAML differs from Kubernetes' Go library, YAML is read as in Go: `y` and `n` are booleans,
-keys are texts, 1e3 is a number, dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does:
-its escapes are not always valid YAML. The limits are checked on the parser's events, in time linear
-in the text; each alias or merge counts as much as the content that it refers to. Sources: goyaml's
-decode.go; libyaml's scanner.c.
-"""
+Where PyYAML differs from Kubernetes' Go library, YAML is parsed as in Go: `y` and `n` are booleans,
+1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, JSON is parsed as JSON,
+because its escapes are not always valid YAML. The limits are checked on the parser's events in
+linear time. An alias or merge counts as much as the content that it refers to. Sources: goyaml's
+decode.go; libyaml's scanner.c."""
 
 import io
 import json
@@ -25,7 +24,7 @@ from yaml.constructor import ConstructorError
 from argolocal.common.files import read_input
 from argolocal.common.json_text import describe_not_finite, to_json
 from argolocal.errors import ConfigError
-from argolocal.language.gofmt import anystring
+from argolocal.language.gofmt import to_argo_string
 
 MAX_CHARACTER_BYTES = 4  # of a character in UTF-8
 MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million characters
@@ -34,37 +33,37 @@ MAX_VALUES = 200_000  # Argo's largest CRD has 123,000 values, at up to 37 level
 MAX_DEPTH = 100
 MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
 MAX_KEY_LENGTH = 1_024  # YAML's own limit for a key without "? "
-MAX_DIRECTIVES = 10  # few, because libyaml compares each directive with all previous directives
+MAX_DIRECTIVES = 10  # libyaml compares each directive with all previous directives
 
-Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-PREFIX = "tag:yaml.org,2002:"
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+TAG_PREFIX = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
 SHORT_BOOLEAN = re.compile(r"[yYnN]$")
-# numbers for other YAML 1.1 parsers, such as Kubernetes' client
+# scalars that other YAML 1.1 parsers, such as Kubernetes' client, read as numbers
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")
-FIRST_OF_NUMBERS = list("-+0123456789.")
+NUMBER_START_CHARACTERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
 DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
 
-class Loader(Base):
+class Loader(SafeLoader):
     """Loads YAML 1.1 as goyaml does; a tag must be one of JSON's types."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [
             (tag, pattern)
             for tag, pattern in resolvers
-            if tag.removeprefix(PREFIX) not in ("timestamp", "value", "int", "float")
+            if tag.removeprefix(TAG_PREFIX) not in ("timestamp", "value", "int", "float")
         ]
-        for first, resolvers in Base.yaml_implicit_resolvers.items()
+        for first, resolvers in SafeLoader.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # noqa: RUF012
-        tag: Base.yaml_constructors[tag]
-        for tag in (f"{PREFIX}null", f"{PREFIX}str", f"{PREFIX}seq", None)
+        tag: SafeLoader.yaml_constructors[tag]
+        for tag in (f"{TAG_PREFIX}null", f"{TAG_PREFIX}str", f"{TAG_PREFIX}seq", None)
     }
 
 
@@ -76,7 +75,7 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
         (
             key
             if isinstance(key := loader.construct_object(name, deep=True), str)
-            else anystring(key)
+            else to_argo_string(key)
         ): loader.construct_object(value, deep=True)
         for name, value in node.value
     }
@@ -93,16 +92,16 @@ def _number(loader: Any, node: Any) -> Any:
         raise ConstructorError(None, None, "a number is expected", node.start_mark) from None
 
 
-Loader.add_constructor(f"{PREFIX}map", _mapping)
-Loader.add_constructor(f"{PREFIX}int", _number)
-Loader.add_constructor(f"{PREFIX}float", _number)
+Loader.add_constructor(f"{TAG_PREFIX}map", _mapping)
+Loader.add_constructor(f"{TAG_PREFIX}int", _number)
+Loader.add_constructor(f"{TAG_PREFIX}float", _number)
 Loader.add_constructor(
-    f"{PREFIX}bool",
+    f"{TAG_PREFIX}bool",
     lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on"),
 )
-Loader.add_implicit_resolver(f"{PREFIX}bool", SHORT_BOOLEAN, list("yYnN"))
-Loader.add_implicit_resolver(f"{PREFIX}int", INTEGER, FIRST_OF_NUMBERS)
-Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
+Loader.add_implicit_resolver(f"{TAG_PREFIX}bool", SHORT_BOOLEAN, list("yYnN"))
+Loader.add_implicit_resolver(f"{TAG_PREFIX}int", INTEGER, NUMBER_START_CHARACTERS)
+Loader.add_implicit_resolver(f"{TAG_PREFIX}float", FLOAT, NUMBER_START_CHARACTERS)
 
 
 def read_text(file: Path) -> str:
@@ -113,18 +112,18 @@ def read_text(file: Path) -> str:
 
 
 def parse(text: str, source: str = "the manifest") -> list[Any]:
-    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError with a
-    one-line message."""
+    """Return the non-empty documents of a YAML or JSON text. Raises ConfigError with a one-line
+    message."""
     try:
         documents = [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {_describe(error, text)}") from None
-    except _TooMuch as error:
+    except _LimitExceeded as error:
         raise ConfigError(f"{source} is rejected: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{source} is not YAML: {error}") from None
 
-    # YAML has .nan and .inf; JSON, to which these documents are converted, has not
+    # YAML allows .nan and .inf, but the documents are later converted to JSON, which does not
     for document in documents:
         problem = describe_not_finite(document)
         if problem:
@@ -145,7 +144,7 @@ def parse_one(text: str, source: str) -> Any:
 
 def _read(text: str) -> list[Any]:
     if len(text) > MAX_CHARACTERS:
-        raise _TooMuch(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
+        raise _LimitExceeded(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
 
     if text.lstrip().startswith("{"):
         try:
@@ -162,12 +161,12 @@ def _read(text: str) -> list[Any]:
 
     directives = len(DIRECTIVE.findall(text))
     if directives > MAX_DIRECTIVES:
-        raise _TooMuch(
+        raise _LimitExceeded(
             f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed."
         )
 
-    bounds = _Bounds()
-    for event in yaml.parse(text, Base):
+    bounds = _LimitChecker()
+    for event in yaml.parse(text, SafeLoader):
         bounds.add(event)
 
     return list(yaml.load_all(text, Loader))
@@ -215,41 +214,43 @@ def _format_mark(mark: Any) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
-class _TooMuch(Exception):
+class _LimitExceeded(Exception):
     """A text exceeds a limit."""
 
 
 @dataclass
-class _Open:
-    """A list or mapping that is being read."""
+class _Collection:
+    """A list or mapping whose end has not been read yet."""
 
     is_mapping: bool
     anchor: str | None = None
-    # number of values in the text before this list or mapping; an alias counts in full
+    # number of values before this list or mapping, including the values that aliases refer to
     values: int = 0
     characters: int = 0
     children: int = 0
     keys: set[str] = field(default_factory=set)
 
 
-class _Bounds:
-    """Counts the values of a text before they are built."""
+class _LimitChecker:
+    """Counts the values of a text before they are built, and rejects a text with too many."""
 
     def __init__(self) -> None:
-        self.documents = self.values = self.characters = 0
-        self.open: list[_Open] = []
+        self.documents = 0
+        self.values = 0
+        self.characters = 0
+        self.open_collections: list[_Collection] = []
         # anchor → number of values, number of characters, and the text if the value is a scalar
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
-    def add(self, event: Any) -> None:
-        """Count the values of an event. Raises _TooMuch, and ConstructorError for YAML that Go
-        rejects."""
+    def add(self, event: object) -> None:
+        """Count the values of an event. Raises _LimitExceeded, and ConstructorError for YAML that
+        Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1
                 self.anchors.clear()
                 if self.documents > MAX_DOCUMENTS:
-                    self._refuse(event, f"it has more than {MAX_DOCUMENTS:,} documents: split it")
+                    self._reject(event, f"it has more than {MAX_DOCUMENTS:,} documents: split it")
             case yaml.ScalarEvent():
                 self._add_scalar(event)
             case yaml.AliasEvent():
@@ -258,18 +259,18 @@ class _Bounds:
                 self._check_key(event, None)
                 self._count(event, 1, 0)
                 counts = self.values, self.characters
-                self.open.append(
-                    _Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts)
+                self.open_collections.append(
+                    _Collection(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts)
                 )
 
-                if len(self.open) > MAX_DEPTH:
-                    self._refuse(
+                if len(self.open_collections) > MAX_DEPTH:
+                    self._reject(
                         event,
                         f"its lists and mappings are more than {MAX_DEPTH} levels deep: flatten"
                         " them",
                     )
-            case yaml.CollectionEndEvent() if self.open:
-                closed_item = self.open.pop()
+            case yaml.CollectionEndEvent() if self.open_collections:
+                closed_item = self.open_collections.pop()
                 if closed_item.anchor:
                     size = (
                         self.values - closed_item.values + 1,
@@ -281,7 +282,7 @@ class _Bounds:
         text = event.value
         length = len(event.value)
         if length > MAX_DIGITS and _is_number(event):
-            self._refuse(
+            self._reject(
                 event,
                 f"a number has {length:,} characters: at most {MAX_DIGITS} are allowed; quote a"
                 " text",
@@ -292,19 +293,19 @@ class _Bounds:
             self.anchors[event.anchor] = 1, length, text
 
     def _add_alias(self, event: Any) -> None:
-        if any(collection.anchor == event.anchor for collection in self.open):
+        if any(collection.anchor == event.anchor for collection in self.open_collections):
             raise ConstructorError(None, None, f"*{event.anchor} contains itself", event.start_mark)
         values, characters, text = self.anchors.get(event.anchor, (1, 0, ""))
         self._check_key(event, text)
         self._count(event, values, characters)
 
     def _check_key(self, event: Any, text: str | None) -> None:
-        """If the next value is a key of a mapping, check that this key is a short scalar and
-        unique."""
-        if not self.open:
+        """Raise an error if the next value is a key of a mapping that is not scalar, too long, or a
+        duplicate."""
+        if not self.open_collections:
             return
 
-        parent = self.open[-1]
+        parent = self.open_collections[-1]
         parent.children += 1
         if not parent.is_mapping or parent.children % 2 == 0:
             return
@@ -315,7 +316,7 @@ class _Bounds:
             )
 
         if len(text) > MAX_KEY_LENGTH:
-            self._refuse(
+            self._reject(
                 event, f"a key has {len(text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed"
             )
 
@@ -324,7 +325,7 @@ class _Bounds:
 
         parent.keys.add(text)
 
-    def _count(self, event: Any, values: int, characters: int) -> None:
+    def _count(self, event: object, values: int, characters: int) -> None:
         self.values += values
         self.characters += characters
         for total, limit, unit in (
@@ -332,19 +333,19 @@ class _Bounds:
             (self.characters, MAX_CHARACTERS, "characters"),
         ):
             if total > limit:
-                self._refuse(
+                self._reject(
                     event,
                     f"it has more than {limit:,} {unit} with all its aliases: use fewer of them",
                 )
 
-    def _refuse(self, event: Any, problem: str) -> None:
-        raise _TooMuch(f"{problem} ({_format_mark(event.start_mark)}).")
+    def _reject(self, event: Any, problem: str) -> None:
+        raise _LimitExceeded(f"{problem} ({_format_mark(event.start_mark)}).")
 
 
 def _is_number(event: Any) -> bool:
     """Return True if a scalar is read as a number, because of its tag or its text."""
     if event.tag:
-        return event.tag in (f"{PREFIX}int", f"{PREFIX}float")
+        return event.tag in (f"{TAG_PREFIX}int", f"{TAG_PREFIX}float")
     return event.implicit[0] and any(
         pattern.match(event.value) for pattern in (INTEGER, FLOAT, BASE_60)
     )
@@ -352,7 +353,7 @@ def _is_number(event: Any) -> bool:
 
 def _check_json(text: str) -> None:
     """Apply the limits to a JSON text."""
-    bounds = _Bounds()
+    bounds = _LimitChecker()
     mark = _Mark(text)
     for event in _events(text, mark):
         bounds.add(event)
@@ -360,7 +361,7 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _Mark:
-    """A position in a JSON text; its line and column are computed only for a message."""
+    """A position in a JSON text. Its line and column are computed only for error messages."""
 
     text: str
     position: int = 0

@@ -78,8 +78,8 @@ def timezone_error(name: str) -> str:
 
 
 def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> Iterator[datetime]:
-    """Yield the times, in UTC, of a schedule with five fields; `first_day` and `last_day` are days
-    in `timezone`."""
+    """Yield the UTC times of a schedule with five fields, from `first_day` to `last_day` in
+    `timezone`."""
     number_sets = [
         _parse_field(value, *field) or set()
         for value, field in zip(schedule.split(), FIELDS, strict=True)
@@ -92,8 +92,7 @@ def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> 
     day = first_day
     while day <= last_day:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        # cron's rule: if neither day of the month nor day of the week is *, one of the two is
-        # enough
+        # cron's rule: one of day of the month and day of the week suffices, unless one is *
         if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):
             for hour in sorted(hours):
                 for minute in sorted(minutes):
@@ -105,8 +104,8 @@ def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> 
 
 
 def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
-    """Return the numbers in a field (a list of numbers, ranges and *, with optional steps); None if
-    it is invalid."""
+    """Return the numbers in a field: a list of numbers, ranges and *, with optional steps. Return
+    None for an invalid field."""
     numbers: set[int] = set()
 
     for term in filter(None, field.split(",")):
@@ -127,7 +126,7 @@ def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
         if start is None or end is None or not low <= start <= end <= high:
             return None
 
-        numbers.update(set(range(start, end + 1, int(step or 1))))
+        numbers.update(range(start, end + 1, int(step or 1)))
 
     return numbers
 

@@ -1,5 +1,5 @@
-"""Expand withItems, withParam and withSequence: a step or task is replaced by one step or task for
-each item.
+"""Expand withItems, withParam and withSequence: replace a step or task by one step or task per
+item.
 
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
@@ -25,7 +25,8 @@ def has_loop(step: Mapping[str, Any]) -> bool:
 
 
 def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
-    """Return the steps that `step` expands to, each with its own name. Raises TemplateError."""
+    """Return one step per item of the loop of `step`, or [step] without a loop. Raises
+    TemplateError."""
     if not has_loop(step):
         return [step]
 
@@ -43,7 +44,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             ) from None
 
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    # a dict, because the scope is copied for each item, and a copy of a view is slow
+    # _expand_item copies the scope for each item, and copying a dict is faster than a view
     values = dict(scope)
     return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
@@ -83,9 +84,10 @@ def _loop_items(step: Task) -> list[str]:
     return [gofmt.compact(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
 
 
-def parse_int(text: Any) -> int:
+def parse_int(value: object) -> int:
     """Parse an integer. Raises ValueError with Go's message."""
-    if not re.fullmatch(r"[+-]?[0-9]+", str(text)):
+    text = str(value)
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError(f'strconv.Atoi: parsing "{text}": invalid syntax')
     return int(text)
 

@@ -1,9 +1,9 @@
-"""The functions that apply the patches of `kubectl patch`, by the value of `--type`.
+"""Apply the patches of `kubectl patch`. PATCHES maps the values of `--type` to functions.
 
-    new = PATCHES["json"](old, [{"op": "add", "path": "/data/a", "value": "1"}])
+    new_object = PATCHES["json"](old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-The type merge is defined by RFC 7396, and json by RFC 6902; strategic also merges lists by key, as
-Kubernetes does.
+RFC 7396 defines the type merge, and RFC 6902 the type json. As in Kubernetes, the type strategic
+also merges lists by key.
 """
 
 import copy
@@ -23,8 +23,8 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# merge keys of the lists of Kubernetes and Argo, without `containers`: the containers of a
-# containerSet are replaced
+# merge keys of the lists of Kubernetes and Argo, except `containers`, because Argo replaces the
+# containers of a containerSet
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS.update(
     dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
@@ -34,18 +34,19 @@ ARGO_MERGE_KEYS["volumeDevices"] = "devicePath"
 
 
 class PatchError(Exception):
-    """The patch cannot be applied; the message is the API server's."""
+    """The patch cannot be applied. The message equals the API server's."""
 
 
-def strategic(base: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch; directives such as $patch are not supported. Raises
-    PatchError."""
+def strategic(base: object, patch: object) -> Any:
+    """Apply a strategic merge patch without directives such as $patch. Raises PatchError."""
     return merge(base, patch, MERGE_KEYS)
 
 
-def merge(base: Any, patch: Any, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> Any:
-    """Apply a JSON merge patch (RFC 7396); lists with merge `keys` are merged by their keys. Raises
-    PatchError."""
+def merge(
+    base: object, patch: object, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> Any:
+    """Apply a JSON merge patch (RFC 7396), but merge each list whose name is in `keys` by its keys.
+    Raises PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
 
@@ -82,13 +83,12 @@ def _merge_lists(
 
 
 def merge_over(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge `patch` into `base` as a strategic merge patch: merge maps, and lists with a merge
-    key."""
+    """Merge `patch` into `base` as Argo merges templates: merge maps and lists with a merge key."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged_map = {**base, **patch}
         return {
-            k: merge_over(base.get(k), v, k) if k in patch else copy.deepcopy(v)
-            for k, v in merged_map.items()
+            key: merge_over(base.get(key), value, key) if key in patch else copy.deepcopy(value)
+            for key, value in merged_map.items()
         }
 
     key = ARGO_MERGE_KEYS.get(field)
@@ -109,7 +109,7 @@ def merge_over(base: Any, patch: Any, field: str = "") -> Any:
     return base
 
 
-def apply_operations(base: Any, patch: Any) -> Any:
+def apply_operations(base: object, patch: object) -> Any:
     """Apply a JSON patch (RFC 6902). Raises PatchError."""
     import jsonpatch  # pyright: ignore[reportMissingImports]
 

@@ -1,5 +1,5 @@
-"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and the pod's
-deadlines.
+"""Apply podSpecPatch, a strategic merge patch of a pod. The fields env, resources, and the pod's
+deadlines are supported.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
@@ -88,7 +88,7 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
 
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    for value in ("0", "text", "{}"):  # example values of a tag: one of them must be allowed
+    for value in ("0", "text", "{}"):  # with one of these values of its tags, the patch is valid
         try:
             ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored_fields]

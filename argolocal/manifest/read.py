@@ -24,9 +24,9 @@ from argolocal.manifest.resolve import (
 from argolocal.manifest.schema import TABLES, walk
 from argolocal.manifest.shape import shape_errors, without_nulls
 
-# a text that is meant to be a manifest of Argo, even if it is not YAML
+# matches texts that are meant to be a manifest of Argo, even if they are not valid YAML
 WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
-# an action of a Go template, as in a Helm chart; the tags of Argo begin in another way
+# matches actions of a Go template, as in a Helm chart, but no tags of Argo
 GO_TEMPLATE = re.compile(
     r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)"
 )
@@ -41,17 +41,17 @@ class Identity:
     suffix: str = "00000"  # characters that the API server appends to generateName
 
     def name(self, prefix: str) -> str:
-        """Return the name for the generateName `prefix`, which is cut as by the API server."""
+        """Return the name that the API server generates for the generateName `prefix`."""
         return prefix[:58] + self.suffix
 
 
-def random_suffix() -> str:
-    """Return five random characters, as the API server appends to `generateName`."""
+def generate_suffix() -> str:
+    """Return five random characters, such as the API server appends to `generateName`."""
     return "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a YAML or JSON text; a List is replaced by its items. Raises
+    """Return the objects of a YAML or JSON text, including the items of each List. Raises
     ConfigError."""
     objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
@@ -62,12 +62,12 @@ def documents(text: str) -> list[dict[str, Any]]:
     return objects
 
 
-def _items(document: Any) -> list[Any]:
-    """Return the items of a document that is a List, as kubectl does; for any other document,
-    [document]."""
-    is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
-    if is_list and isinstance(document.get("items"), list):
-        return document["items"]
+def _items(document: object) -> list[Any]:
+    """Return the items of a List, as kubectl does, or [document] for any other document."""
+    if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
+        items = document.get("items")
+        if isinstance(items, list):
+            return items
     return [document]
 
 
@@ -93,9 +93,9 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
     )
 
 
-def files_of(path: Path) -> list[Path]:
+def list_manifest_files(path: Path) -> list[Path]:
     """Return [path] for a file, or the manifest files in a folder. Raises ConfigError for a folder
-    without any."""
+    without manifest files."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json"))
@@ -106,7 +106,7 @@ def files_of(path: Path) -> list[Path]:
     )
 
 
-def objects_of(file: Path) -> list[dict[str, Any]]:
+def read_objects(file: Path) -> list[dict[str, Any]]:
     """Return the objects in a YAML or JSON file. Raises ConfigError for a file without objects."""
     try:
         objects = documents(read_text(file))
@@ -123,10 +123,10 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Documents:
-    """The documents of files and folders: objects with the name of their file, and the files that
-    have none.
+    """The documents of files and folders.
 
-    `broken_files`: file → problem of a manifest in a folder that cannot be parsed.
+    `objects`: pairs of a file and an object in it. `other_files`: files in folders without objects.
+    `broken_files`: file in a folder → error of its manifest, which cannot be parsed.
     """
 
     objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -134,13 +134,13 @@ class Documents:
     broken_files: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path) -> None:
-        """Add a file, or the manifests in a folder. Raises ConfigError, for a folder only if it has
-        no manifests."""
+        """Add a file, or the manifests in a folder. Raises ConfigError for an invalid file and for
+        a folder without manifests."""
         if not path.is_dir():
-            self.objects += [(str(path), item) for item in objects_of(path)]
+            self.objects += [(str(path), item) for item in read_objects(path)]
             return
         count = len(self.objects) + len(self.broken_files)
-        for file in files_of(path):
+        for file in list_manifest_files(path):
             self._add_file_of_folder(file)
         if len(self.objects) + len(self.broken_files) == count:
             raise ConfigError(f"{path} does not contain a manifest: give a folder of manifests.")
@@ -148,7 +148,7 @@ class Documents:
     def _add_file_of_folder(self, file: Path) -> None:
         text = ""
         try:
-            # reading another kind of file, such as a pipe, could wait forever
+            # reading a file that is not regular, such as a pipe, could wait forever
             text = read_text(file) if file.is_file() else ""
             parsed = [item for document in parse(text) if document for item in _items(document)]
         except (OSError, UnicodeDecodeError, ConfigError) as error:
@@ -165,9 +165,9 @@ class Documents:
             self.other_files.append(str(file))
 
 
-def _is_manifest(document: Any) -> bool:
-    """Return True for a Kubernetes object; values, kustomizations and settings of other programs
-    are not objects."""
+def _is_manifest(document: object) -> bool:
+    """Return True if a document is a Kubernetes object, not the values, kustomization or settings
+    of another program."""
     if not isinstance(document, dict):
         return False
     version = str(document.get("apiVersion") or "")
@@ -178,9 +178,8 @@ def _is_manifest(document: Any) -> bool:
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the object to run, and the other objects, of a file or a folder of manifests. Raises
-    ConfigError."""
-    objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
+    """Return the object to run and the other objects in a file or folder. Raises ConfigError."""
+    objects = [manifest for file in list_manifest_files(path) for manifest in read_objects(file)]
     try:
         return split(objects)
     except ConfigError as error:
@@ -194,10 +193,10 @@ def workflow(
     for_this_machine: bool = True,
     identity: Identity = Identity(),
 ) -> dict[str, Any]:
-    """Return the Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
+    """Build the Workflow of a manifest, with a name, a uid, and the values of `parameters`.
 
-    Raises ConfigError; with `for_this_machine` also for fields that only a cluster supports.
-    """
+    Raises ConfigError. With `for_this_machine`, fields that only a cluster supports are errors,
+    too."""
     kind = _checked_kind(manifest, for_this_machine)
     created = timestamp(identity.created)
     reference = None

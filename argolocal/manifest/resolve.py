@@ -1,6 +1,8 @@
-"""templateRef and workflowTemplateRef: insert templates of other objects before the run.
+"""Resolve templateRef and workflowTemplateRef: insert the templates of other objects before the
+run.
 
-    spec = merge_template_ref(spec, find); workflow = store_templates(workflow, find, check)
+    spec = merge_template_ref(spec, find)
+    workflow = store_templates(workflow, find, check)
 
 `find(kind, name)` returns an object or None. In the run, a template of the WorkflowTemplate T and
 the templates it calls are named `namespaced/T/NAME` (`cluster/...` for a ClusterWorkflowTemplate).
@@ -12,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from argolocal.errors import ConfigError
-from argolocal.language.gofmt import anystring
+from argolocal.language.gofmt import to_argo_string
 from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
 from argolocal.manifest.patch import merge_over
 from argolocal.manifest.schema import walk
@@ -39,7 +41,7 @@ def merge_template_ref(
 ) -> dict[str, Any]:
     """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
-    `late_parameters`: names of the parameters that get a value later.
+    `late_parameters`: names of the parameters whose values are set later.
     """
     reference = spec.get("workflowTemplateRef")
     if not reference:
@@ -78,12 +80,11 @@ def merge_template_ref(
 
 
 def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a
-    value.
+    """Raise ConfigError for an input of the exit handler that has no value and is not in
+    `passed_names`.
 
-    Argo does not pass the arguments of a WorkflowTemplate to its exit handler.
-
-    Source: validate.go, Workflow.
+    Argo does not pass the arguments of a WorkflowTemplate to its exit handler. Source: validate.go,
+    Workflow.
     """
     handler = next(
         (body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {}
@@ -101,19 +102,19 @@ def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None
 def store_templates(
     workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
 ) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`. Calls `check` for
-    each referenced spec.
+    """Return the workflow with all referenced templates in `storedTemplates`. Call `check` for each
+    referenced spec.
 
     Raises ConfigError.
     """
     workflow = copy.deepcopy(workflow)
     stored_templates = {}
-    waiting = []
-    qualify(workflow["spec"], "", "spec", waiting)
+    pending_references = []
+    qualify_names(workflow["spec"], "", "spec", pending_references)
     seen_scopes: set[str] = set()
 
-    while waiting:
-        scope, reference, path = waiting.pop()
+    while pending_references:
+        scope, reference, path = pending_references.pop()
         if scope in seen_scopes:
             continue
 
@@ -126,7 +127,7 @@ def store_templates(
             " spec",
         )
 
-        qualify(spec, scope, f"{scope}.spec", waiting)
+        qualify_names(spec, scope, f"{scope}.spec", pending_references)
         stored_templates.update(
             {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
         )
@@ -148,7 +149,7 @@ def store_templates(
 
 
 def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
-    """Set the values of the parameters whose values are in ConfigMaps. Raises ConfigError."""
+    """Set the values of the parameters that refer to ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
         (template.get("inputs") or {}, f"{path}.inputs")
@@ -193,12 +194,12 @@ def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
 
 
 def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield path, kind, name and key of the objects that a spec's pods require, unless the name has
-    tags."""
-    sources: list[tuple[Any, str]] = [
-        ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")
+    """Yield path, kind, name and key of the objects that a spec's pods require. Names with tags are
+    skipped."""
+    sources: list[tuple[object, str]] = [
+        ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts"),
+        (spec.get("volumes"), "spec.volumes"),
     ]
-    sources.append((spec.get("volumes"), "spec.volumes"))
 
     for template, path in all_templates(spec, "spec"):
         for direction in ("inputs", "outputs"):
@@ -226,7 +227,7 @@ def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str 
         yield from _referenced_objects(source, path)
 
 
-def _referenced_objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]]:
+def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, str, str | None]]:
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _referenced_objects(item, f"{path}[{index}]")
@@ -266,18 +267,18 @@ def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str
     return spec
 
 
-def stringify_parameters(value: Any, parameters: bool = False) -> None:
-    """Convert the values of all parameters to texts in place, as Argo does."""
+def stringify_parameters(value: object, parameters: bool = False) -> None:
+    """Convert the values of all parameters to strings in place, as Argo does."""
     if isinstance(value, list):
         for item in value:
             if parameters and isinstance(item, dict):
                 for holder in (item, item.get("valueFrom")):
                     for key in ("value", "default"):
                         if isinstance(holder, dict) and holder.get(key) is not None:
-                            holder[key] = anystring(holder[key])
+                            holder[key] = to_argo_string(holder[key])
 
                 if isinstance(item.get("enum"), list):
-                    item["enum"] = [*map(anystring, item["enum"])]
+                    item["enum"] = [*map(to_argo_string, item["enum"])]
 
             stringify_parameters(item)
     elif isinstance(value, dict):
@@ -285,7 +286,7 @@ def stringify_parameters(value: Any, parameters: bool = False) -> None:
             stringify_parameters(item, key == "parameters")
 
 
-def find_in(objects: Iterable[Mapping[str, Any]]) -> Find:
+def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
     """Return a `Find` that searches these objects."""
     by_name = {
         (str(item.get("kind")), str(metadata.get("name"))): item
@@ -313,15 +314,17 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
-def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
+def qualify_names(
+    spec: dict[str, Any], scope: str, path: str, pending_references: list[Any]
+) -> None:
     """Write the full template names into `spec`, and append its references to other objects to
-    `waiting`."""
+    `pending_references`."""
     for holder, where in callers(spec, path):
         reference = holder.get("templateRef")
         if isinstance(reference, dict):
-            # lint reports callers with both fields
+            # lint reports a caller that has both fields
             holder.setdefault("template", qualified_name(reference))
-            waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
+            pending_references.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"
         if scope and holder.get("onExit"):

@@ -1,13 +1,17 @@
-"""The fields of Argo's API that the local runner supports, as a table; other fields and wrong types
-are rejected.
+"""The fields of Argo's API that the local runner supports, as a table. Other fields and values of a
+wrong type are rejected.
 
-    ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError
+    ignored_fields = list(walk(workflow, "Workflow", ""))     # raises ConfigError
 
-Each line of FIELDS is an object: `field` is supported, `field*` is required, `-field` does not
-matter on one machine (ignored with a notice), `!field` is rejected for the reason in
-REASONS_UNSUPPORTED; `field=Object`, `field=[Object]` and `field={Object}` (any keys) refer to
-another line, `field=type` has this type, and any other field is a text. Types are as in Argo 4.1's
-Go structs: a text may contain tags, a number may not.
+Each line of FIELDS describes an object:
+
+    field       supported
+    field*      required
+    -field      ignored with a notice, because it has no effect on one machine
+    !field      rejected for the reason in REASONS_UNSUPPORTED
+    field=X     X is a type in RULES, or another line as X, [X] or {X} (a map); default: text
+
+The types are those of Argo 4.1's Go structs: a text may contain tags, a number may not.
 """
 
 import re
@@ -16,7 +20,7 @@ from typing import Any
 
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import INTEGER, parse_seconds
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from argolocal.manifest.allowed_values import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
 
 FIELDS = """
@@ -180,7 +184,7 @@ REASONS_UNSUPPORTED = (
     | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-# a function of a value that returns the requirement that the value violates, or ""
+# returns the requirement that a value violates, or ""
 Rule = Callable[[Any], str]
 MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
 INT32 = (-(2**31), 2**31 - 1)
@@ -200,7 +204,7 @@ def _list_of(rule: Rule, type_name: str) -> Rule:
     )
 
 
-def _check_map(value: Any) -> str:
+def _check_map(value: object) -> str:
     if isinstance(value, dict):
         wrong_keys = [key for key, item in value.items() if not isinstance(item, str)]
     else:
@@ -214,8 +218,8 @@ def _check_map(value: Any) -> str:
 
 
 def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule of a whole number; with `text`, of a Kubernetes IntOrString, which may
-    contain tags."""
+    """Return the rule for an integer. With `text`, the rule is for a Kubernetes IntOrString, which
+    may contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:
@@ -224,17 +228,20 @@ def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
                 return ""
             if re.fullmatch(r"[+-]?[0-9]{1,20}", value):
                 value = int(value)
-            else:
-                value = value
-        number = isinstance(value, int | float) and not isinstance(value, bool) and not value % 1
-        if number and lowest <= value <= highest:
+
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not value % 1
+            and lowest <= value <= highest
+        ):
             return ""
         return f"it must be a whole number{bounds}"
 
     return rule
 
 
-def _check_duration(value: Any) -> str:
+def _check_duration(value: object) -> str:
     if not isinstance(value, str):
         return f"it must be a text like 1m30s. {QUOTE_HINT}"
     try:
@@ -256,13 +263,13 @@ def _check_timeout(value: Any) -> str:
     return "give a unit, as in 30s"
 
 
-def _check_quantities(value: Any) -> str:
+def _check_quantities(value: object) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
 
     for name, text in value.items():
         try:
-            number = quantity(text)
+            number = parse_quantity(text)
         except ValueError as error:
             return (
                 f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have"
@@ -281,7 +288,7 @@ def _choice_rule(*choices: str) -> Rule:
 
 
 _text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
-# for the value of a parameter: Argo converts numbers and booleans to texts
+# rule for the value of a parameter, because Argo converts numbers and booleans to strings
 _scalar_rule = _type_rule(str | int | float, f"a text. {QUOTE_HINT}")
 RULES: dict[str, Rule] = {
     "text": _text_rule,
@@ -310,7 +317,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def walk(value: Any, table: str, path: str) -> Iterator[str]:
+def walk(value: object, table: str, path: str) -> Iterator[str]:
     """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong
     type, or missing."""
     if table.startswith("["):
@@ -360,7 +367,7 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
             raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))
 
 
-def _require(value: Any, path: str) -> Any:
+def _require(value: object, path: str) -> Any:
     if value is None:
         raise ConfigError(f"{path} is empty: give it a value, or remove it.")
     return value

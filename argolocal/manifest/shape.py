@@ -1,14 +1,14 @@
-"""The shape of manifests: the fields that must be a mapping or a list. The rules of `validate` rely
-on this shape."""
+"""Check the shape of manifests: the fields that must be a mapping or a list. The rules of
+`validate` rely on this shape."""
 
 from collections.abc import Iterator
 from typing import Any
 
-ITEMS: list[Any] = [{}]
-VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
+ANY_OBJECTS: list[Any] = [{}]
+ARGUMENTS = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
 TASK: dict[str, Any] = {
-    "arguments": VALUES,
-    "hooks": {"": {"arguments": VALUES}},
+    "arguments": ARGUMENTS,
+    "hooks": {"": {"arguments": ARGUMENTS}},
     "dependencies": [],
     "continueOn": {},
 }
@@ -16,44 +16,46 @@ SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
 CONTAINER = {
     "command": [],
     "args": [],
-    "env": ITEMS,
-    "envFrom": ITEMS,
-    "ports": ITEMS,
+    "env": ANY_OBJECTS,
+    "envFrom": ANY_OBJECTS,
+    "ports": ANY_OBJECTS,
     "resources": {"requests": {}, "limits": {}},
     "securityContext": SECURITY,
 }
 POD = {
     "containers": [CONTAINER],
     "initContainers": [CONTAINER],
-    "volumes": ITEMS,
+    "volumes": ANY_OBJECTS,
     "securityContext": SECURITY,
 }
 TEMPLATE = {
-    "inputs": VALUES,
-    "outputs": VALUES,
+    "inputs": ARGUMENTS,
+    "outputs": ARGUMENTS,
     "container": CONTAINER,
     "script": CONTAINER,
     "containerSet": {"containers": [CONTAINER]},
     "sidecars": [CONTAINER],
     "initContainers": [CONTAINER],
-    "volumes": ITEMS,
+    "volumes": ANY_OBJECTS,
     "securityContext": SECURITY,
     "resource": {},
     "dag": {"tasks": [TASK]},
     "steps": [[TASK]],
     "retryStrategy": {},
     "memoize": {},
-    "metrics": {"prometheus": [{"labels": ITEMS, "gauge": {}, "counter": {}, "histogram": {}}]},
+    "metrics": {
+        "prometheus": [{"labels": ANY_OBJECTS, "gauge": {}, "counter": {}, "histogram": {}}]
+    },
 }
 TASK["inline"] = TEMPLATE
 SPEC = {
     "templates": [TEMPLATE],
     "templateDefaults": TEMPLATE,
-    "arguments": VALUES,
-    "hooks": {"": {"arguments": VALUES}},
+    "arguments": ARGUMENTS,
+    "hooks": {"": {"arguments": ARGUMENTS}},
     "workflowTemplateRef": {},
     "retryStrategy": {},
-    "volumes": ITEMS,
+    "volumes": ANY_OBJECTS,
     "securityContext": SECURITY,
     "podGC": {},
 }
@@ -61,8 +63,7 @@ MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "wor
 
 
 def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Yield a message for each value that must be a mapping or a list and is neither, or is the
-    wrong one.
+    """Yield a message for each value that is not the mapping or list that `shape` requires.
 
     In a shape, the key "" matches all keys, and an empty mapping or list allows any items.
     """
@@ -99,13 +100,12 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
                 )
 
 
-def without_nulls(value: Any) -> Any:
-    """Return `value` without nulls: a null field counts as absent. Nulls in the items of a loop are
-    kept."""
+def without_nulls(value: object) -> Any:
+    """Return `value` without null fields, which count as absent, except in the items of a loop."""
     if isinstance(value, dict):
         return {
-            k: item if k == "withItems" else without_nulls(item)
-            for k, item in value.items()
+            key: item if key == "withItems" else without_nulls(item)
+            for key, item in value.items()
             if item is not None
         }
     if isinstance(value, list):

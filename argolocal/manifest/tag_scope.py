@@ -1,4 +1,4 @@
-"""Scope of tags: which tags have a value at each place in a manifest."""
+"""Determine which tags have a value at each place in a manifest."""
 
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -27,9 +27,9 @@ RESULT_FIELDS = ("exitCode", "outputs.result")
 # types of the templates with the output `result`
 TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# If one of these has a value, then also each tag that starts with it: `outputs` of a template that
-# is not in the manifest, the outputs of the workflow if a globalName contains tags, and an item
-# whose loop is not known.
+# If one of these tags has a value, all tags that start with it count as having a value, too. They
+# are `outputs` of a template that is not in the manifest, the outputs of the workflow if a
+# globalName contains tags, and the item of a loop whose items are not in the manifest.
 OPEN_TAG = re.compile(
     r"item|((tasks|steps)\.[^.]*\.)?outputs|workflow\.outputs\.(parameters|artifacts)"
 )
@@ -48,12 +48,11 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in
+    """Return the tags that have a value everywhere in the workflow. `=NAME` has a value only in
     expressions.
 
-    `metadata` has the labels and annotations that the workflow gets from other fields than those of
-    its spec. Source: validate.go, Workflow and newTemplateValidationCtx.
-    """
+    `metadata`: labels and annotations of the workflow that are not in its spec. Source:
+    validate.go, Workflow and newTemplateValidationCtx."""
     tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
     tags.update({f"workflow.creationTimestamp.{name}" for name in TIME_FORMATS})
 
@@ -84,8 +83,8 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
 
 
 def global_outputs(template: Data) -> set[str]:
-    """Return the global tags that a template's outputs set; a globalName that contains tags may set
-    any tag."""
+    """Return the global tags that a template's outputs set. A globalName that contains tags may set
+    any global tag."""
     tags = set[str]()
 
     for kind in ("parameters", "artifacts"):
@@ -125,9 +124,9 @@ def declared_artifacts(direction: str, template: Data) -> set[str]:
     }
 
 
-class Names:
-    """The tags that have a value. In an expression (`=a`), if `a.b` has a value, the map `a` has a
-    value, too."""
+class TagSet:
+    """A set of tags that have a value. In an expression (`=a`), the map `a` has a value if `a.b`
+    has one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -145,17 +144,15 @@ class Names:
         return any(parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parents(name))
 
 
-class Items(Names):
-    """The tags of a loop's item. A tag of a loop over a literal withItems must exist in one of the
-    items.
+class LoopItemTags(TagSet):
+    """The tags of a loop's item. With withItems, a tag must exist in one of the items.
 
     Source: Argo's addItemsToScope.
     """
 
     def __init__(self, task: Data) -> None:
         self.is_open = bool(task.get("withParam"))
-        # Argo accepts the tag {{item}} in every loop; if the item is a map or list, the tag's value
-        # is JSON
+        # {{item}} exists in every loop; if the item is a map or list, its value is JSON
         super().__init__(
             {"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))}
         )
@@ -165,7 +162,7 @@ class Items(Names):
         return name in self.names or (self.is_open and _head(name) == "item")
 
 
-def _item_tags(item: Any) -> list[str]:
+def _item_tags(item: object) -> list[str]:
     if isinstance(item, Mapping):
         return [f"item.{key}" for key in item]
     if isinstance(item, list):
@@ -174,11 +171,11 @@ def _item_tags(item: Any) -> list[str]:
 
 
 class Nodes:
-    """The tags of the finished nodes of a template; `kind` is "tasks" or "steps".
+    """The tags of the finished tasks or steps of a template. `kind` is "tasks" or "steps".
 
-    Argo's validation allows only the tags that the type of the called template has
-    (`allowed_tags`), but does not check expressions (`tags_of`). `tasks_without_status`: tasks
-    whose status tag the validation rejects. Source: validate.go, addOutputsToScope.
+    Outside of expressions, Argo's validation accepts only the tags that the type of the called
+    template has (`allowed_tags`). Expressions may use all tags (`tags_of`). `tasks_without_status`:
+    tasks whose status tag Argo's validation rejects. Source: validate.go, addOutputsToScope.
     """
 
     def __init__(
@@ -192,7 +189,7 @@ class Nodes:
         self.tasks = tasks
         self.templates = templates
         self.tasks_without_status = tasks_without_status
-        self.cache: dict[str, Names] = {}
+        self.cache: dict[str, TagSet] = {}
 
     def allowed_tags(self, name: str) -> Container[str]:
         """Return the tags of the task `name` that Argo's validation allows."""
@@ -218,7 +215,7 @@ class Nodes:
 
         return tags
 
-    def tags_of(self, name: str) -> Names:
+    def tags_of(self, name: str) -> TagSet:
         task = self.tasks[name]
         if "inline" in task:
             return self._names(task["inline"])
@@ -227,8 +224,8 @@ class Nodes:
             self.cache[template] = self._names(self.templates.get(template))
         return self.cache[template]
 
-    def _names(self, template: Data | None) -> Names:
-        return Names(
+    def _names(self, template: Data | None) -> TagSet:
+        return TagSet(
             {
                 *ANY_NODE_FIELDS,
                 *({"outputs"} if template is None else declared_tags("outputs", template)),
@@ -241,24 +238,25 @@ class Scope:
     """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of
     finished `nodes`."""
 
-    layers: tuple[Names, ...]
+    layers: tuple[TagSet, ...]
     nodes: Nodes | None = None
     is_done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
-        kind, node, rest = self._parts(tag.removeprefix("="))
+        kind, node, node_tag = self._parts(tag.removeprefix("="))
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
-            return self._is_done(node) and (not rest or f"={rest}" in kind.tags_of(node))
-        return self._is_done(node) and rest in kind.allowed_tags(node)
+            return self._is_done(node) and (not node_tag or f"={node_tag}" in kind.tags_of(node))
+        return self._is_done(node) and node_tag in kind.allowed_tags(node)
 
     def global_names(self) -> set[str]:
         """Return the tags that have a value here and do not belong to a task or step."""
         return {name for layer in self.layers for name in layer.names}
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
-        """Return the part of `tag` that may be misspelt, and the names that exist instead."""
+        """Return the part of `tag` that may be misspelt, and the names that are valid in its
+        place."""
         kind, node, _ = self._parts(tag)
         if not kind:
             return tag, {
@@ -272,10 +270,11 @@ class Scope:
         return self.nodes is not None and node in self.nodes.tasks and self.is_done(node)
 
     def _parts(self, tag: str) -> tuple[Nodes | None, str, str]:
-        head, _, rest = tag.partition(".")
-        node, _, rest = rest.partition(".")
+        """Split `tag` into the nodes, the name of the node, and the node's tag."""
+        head, _, path = tag.partition(".")
+        node, _, node_tag = path.partition(".")
         if self.nodes and head == self.nodes.kind:
-            return (self.nodes, node, rest)
+            return (self.nodes, node, node_tag)
         return (None, "", "")
 
 
@@ -290,14 +289,14 @@ def _parents(name: str) -> Iterator[str]:
         end = name.find(".", end + 1)
 
 
-def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and text of every string in `value`; a list item's index in a path is its
-    `name`."""
+def find_strings(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of every string in `value`. In a path, the index of a list item
+    is its `name`, if it has one."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from texts(item, f"{path}.{key}")
+            yield from find_strings(item, f"{path}.{key}")
     elif isinstance(value, list):
         for number, item in enumerate(value):
             if isinstance(item, dict):
@@ -305,4 +304,4 @@ def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             else:
                 name = number
 
-            yield from texts(item, f"{path}[{name}]")
+            yield from find_strings(item, f"{path}[{name}]")

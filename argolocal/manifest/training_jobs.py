@@ -1,4 +1,5 @@
-"""Job kinds of Kubeflow's training operator: the requirements of its webhook, and its defaults.
+"""The job kinds of Kubeflow's training operator, with the requirements of its webhook and its
+defaults.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of
 each kind.
@@ -17,8 +18,7 @@ class JobKind:
     container_name: str  # name of the training container of each pod
     roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
-    # the first of these roles in a job decides how the job ends; without such a role, the workers
-    # decide
+    # the first of these roles that a job has decides the result of the job; default: the workers
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ JOBS = {
         requires_container_name=False,
     ),
 }
-REMOVED = {
+REMOVED_KINDS = {
     "MXJob": (
         "the training operator dropped MXJob in 1.9, as Apache MXNet is retired: train with a"
         " PyTorchJob"

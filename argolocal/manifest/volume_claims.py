@@ -1,4 +1,4 @@
-"""Volumes of a workflow, as plain data: volumes that a template mounts, and claims from
+"""Determine the volumes that a template mounts, and the PersistentVolumeClaims of
 volumeClaimTemplates.
 
 Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
@@ -27,8 +27,8 @@ def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 def mounted_volumes(
     spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]
 ) -> list[Data]:
-    """Return the volumes that a template mounts, from its own volumes and the workflow's volumes
-    and claims."""
+    """Return the volumes that a template mounts, out of the template's volumes, the workflow's
+    volumes and its claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
     volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
     return [
@@ -49,7 +49,7 @@ def claims(workflow: Mapping[str, Any]) -> list[Data]:
     ]
 
 
-def keeps_claims(spec: Mapping[str, Any], phase: str) -> bool:
-    """Return True if the claims are kept after a workflow has ended in this phase."""
+def keeps_volume_claims(spec: Mapping[str, Any], phase: str) -> bool:
+    """Return True if a workflow that ended in `phase` does not delete its claims."""
     strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
     return strategy == GC_STRATEGIES[0] and phase != "Succeeded"

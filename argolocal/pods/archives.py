@@ -1,14 +1,13 @@
-"""Unpacks untrusted archives, which cannot touch anything outside of one new directory.
+"""Unpack untrusted archives, which must not write outside of one new directory.
 
 `tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not
-enough: it does not exist before Python 3.11.4, a chain of links that is too long to resolve
-bypasses it in later versions (CVE-2025-4517), and it does not limit sizes. This module writes files
-and directories first, while no link exists that a write could follow; then it creates the links, if
-every step of their target stays inside. It limits the disk space, the number of entries and the
-size of one header.
+enough: it does not exist before Python 3.11.4, long chains of links bypass it in later versions
+(CVE-2025-4517), and it does not limit sizes. This module writes files and directories first, when
+no link exists that a write could follow. Then it creates the links whose targets stay inside the
+directory. It limits the disk space, the number of entries and the size of a header.
 
-Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194,
-for negative sizes.
+Sources: Argo's executor.go (untar) decides which entries are dropped or rejected; CVE-2025-8194 is
+about negative sizes.
 """
 
 import io
@@ -34,17 +33,17 @@ from argolocal.pods.tarballs import (
 )
 
 MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
-# unpacked size of the part of a tarball whose entries are counted before they are written
+# unpacked size of the part of a tarball whose entries are counted at a time
 COUNTED_BYTES = 128 << 20
-# number of entries that are written without counting the entries behind them
+# number of entries that are written before the entries of the next part are counted
 UNCOUNTED_ENTRIES = 1000
 MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
 MAX_RECORDS = 100  # number of global header records
 MAX_DEPTH = 200  # number of nested directories
 MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
-# errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are
-# encrypted or nested too deep
+# exceptions that tarfile and zipfile raise for invalid archives (RuntimeError: the archive is
+# encrypted or nested too deep)
 INVALID_ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
     *(OSError, EOFError, ValueError, OverflowError, RuntimeError, LookupError, struct.error),
@@ -55,15 +54,15 @@ class ArchiveError(Exception):
     """An archive is rejected because of its contents."""
 
 
-class _Directory(io.BufferedReader):
-    """A zip file whose entries are counted before zipfile creates an object for each entry."""
+class _CountingZipFile(io.BufferedReader):
+    """A zip file that counts its entries before zipfile creates an object for each entry."""
 
     def __init__(self, path: Path, max_entries: int) -> None:
         super().__init__(io.FileIO(path))
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        # only a central directory is read in one call of this size
+        # zipfile reads this much in one call only for the central directory
         if size and size > MAX_DIRECTORY_BYTES:
             raise zipfile.BadZipFile(
                 f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB"
@@ -92,7 +91,8 @@ class _Budget:
         self.share = share
         self.max_entries = entries
         self.entries = entries
-        self.max_bytes = self.bytes = int(share * shutil.disk_usage(directory).free)
+        self.max_bytes = int(share * shutil.disk_usage(directory).free)
+        self.bytes = self.max_bytes
 
     def take(self, size: int) -> None:
         """Count another entry of `size` bytes. Raises ArchiveError."""
@@ -121,15 +121,15 @@ def is_tarball(path: Path) -> bool:
 def unpack_tar(
     archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE
 ) -> None:
-    """Replace a gzipped tar by its contents: its single entry becomes `path`, several entries a
-    folder `path`.
+    """Replace a gzipped tar by its contents. A single entry is moved to `path`, several entries to
+    the folder `path`.
 
-    Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
+    As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
         with closing(TarStream(archive)) as file, open_tar(file) as tar:
-            counter = _Counter(path.name, max_entries)
+            counter = _EntryCounter(path.name, max_entries)
             while True:
                 counter.check(file, tar.offset, tree.budget.entries)
                 file.budget = MAX_HEADER_BYTES
@@ -157,7 +157,7 @@ def unpack_zip(
     """Unpack a zip as `unpack_tar` does; links in the zip become files."""
     with (
         _unpack_directory(archive, path) as directory,
-        _Directory(archive, max_entries) as file,
+        _CountingZipFile(archive, max_entries) as file,
         zipfile.ZipFile(file) as zip_file,
     ):
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
@@ -174,7 +174,7 @@ def unpack_zip(
                 raise ArchiveError(f"{path.name} cannot be unpacked: it has a file without a name.")
 
 
-def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
+def _check_zip(file: _CountingZipFile, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
     """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor
     deflated."""
     end = 0
@@ -197,11 +197,11 @@ def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budge
         end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
 
 
-class _Counter:
-    """Counts the entries of the next part of a tarball before they are written, because writing
-    files is slow.
+class _EntryCounter:
+    """Counts the entries of the next part of a tarball before they are written, since a tarball
+    with too many entries should fail before its files are written, which is slow.
 
-    The parts that large files fill are not decompressed twice.
+    A part that consists of large files is not decompressed twice.
     """
 
     def __init__(self, name: str, max_entries: int) -> None:
@@ -220,9 +220,9 @@ class _Counter:
             return
         self.uncounted_entries = 0
         self.end = offset + COUNTED_BYTES
-        with closing(file.copy()) as rest, suppress(*INVALID_ARCHIVE_ERRORS):
-            rest.seek(offset)
-            self._count(rest, entries)
+        with closing(file.copy()) as next_part, suppress(*INVALID_ARCHIVE_ERRORS):
+            next_part.seek(offset)
+            self._count(next_part, entries)
 
     def _count(self, file: TarStream, entries: int) -> None:
         with open_tar(file, CountedEntry) as tar:
@@ -246,7 +246,8 @@ class _Counter:
 def _check_sparse(member: Any, stored_bytes: int) -> None:
     """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed
     `stored_bytes`."""
-    end = total = 0
+    end = 0
+    total = 0
 
     for offset, size in member.sparse or ():
         if size < 0 or offset < end or offset + size > member.size:
@@ -256,7 +257,7 @@ def _check_sparse(member: Any, stored_bytes: int) -> None:
             )
 
         end = offset + size
-        total = total + size
+        total += size
 
     if total > stored_bytes:
         raise ArchiveError(
@@ -267,7 +268,8 @@ def _check_sparse(member: Any, stored_bytes: int) -> None:
 
 @contextmanager
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
-    """Yield an empty directory; then move its only entry, or the directory itself, to `path`.
+    """Yield an empty directory. Afterwards, move its only entry, or the directory itself, to
+    `path`.
 
     After a failure, the directory is deleted.
     """
@@ -336,7 +338,7 @@ class _Tree:
                 f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels."
             )
         path = self.root.joinpath(*parts)
-        # a link is not a directory
+        # unlike `is_dir`, this does not follow a link to a directory
         if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):
             self.make_directory(parts[:-1])
             self.budget.take(0)
@@ -344,8 +346,8 @@ class _Tree:
             path.chmod(0o755)  # makes the mode independent of the umask
 
     def add_links(self, name: str) -> None:
-        """Create the links. Raises ArchiveError for a link whose path to its target leaves the
-        directory `name`."""
+        """Create the links. Raises ArchiveError if a link's target, or the path to it, is outside
+        of the directory `name`."""
         top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
         final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
         links = {final_path(path): target for path, (_, target) in self.links.items()}
@@ -358,8 +360,8 @@ class _Tree:
 
 
 def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> bool:
-    """Return True if the kernel, following the link at `path`, never leaves the directory
-    `path[0]`."""
+    """Return True if the kernel never leaves the directory `path[0]` when it follows the link at
+    `path`."""
     directory = list(path[:-1])
     remaining_names = links[path].split("/")[::-1]
 
@@ -390,5 +392,5 @@ def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> b
         else:
             return bool(directory)
 
-    # the links form a loop, which programs that resolve paths themselves may follow differently
+    # The links form a loop. A program that resolves paths itself may leave the directory.
     return False

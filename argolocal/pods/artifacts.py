@@ -1,7 +1,7 @@
-"""Copies artifacts between a pod's directory and the object store, with Argo's keys and archives.
+"""Copy artifacts between a pod's directory and the object store, with Argo's keys and archives.
 
-An artifact without `archive` is unpacked if it is a gzipped tar; a tar's single entry gets the
-artifact's path.
+An artifact without `archive` is unpacked if it is a gzipped tar. If a tar has a single entry, the
+entry is moved to the artifact's path.
 
 Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
@@ -12,13 +12,17 @@ import os
 import shutil
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.allowed_values import ARTIFACT_GC
 from argolocal.pods import archives, web
+from argolocal.store import ObjectStore
 
+# returns the ObjectStore of an `s3` location
+OpenStore = Callable[..., Any]
 # Argo's executor copies files into this directory before it zips them
 STAGING_PATH = "/tmp/argo/outputs/artifacts"
 
@@ -32,12 +36,12 @@ class Tar(tarfile.TarFile):
 
 
 class ArtifactError(Exception):
-    """An artifact cannot be loaded or saved. The message is Argo's."""
+    """An artifact cannot be loaded or saved. The message equals Argo's."""
 
 
-def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
+def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    # the artifact is the output of a skipped step
+    # without a location, the artifact is the output of a skipped step
     if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
             return
@@ -51,7 +55,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
         downloaded_file.write_text(artifact["raw"]["data"])
         downloaded_file.chmod(0o666)  # Argo's executor runs without a umask
     elif artifact.get("http"):
-        _get(artifact, downloaded_file)
+        _download(artifact, downloaded_file)
     else:
         try:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
@@ -80,7 +84,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
                 entry.chmod(int(artifact["mode"]))
 
 
-def _get(artifact: dict[str, Any], target: Path) -> None:
+def _download(artifact: dict[str, Any], target: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
     # Go's client ignores a Host header
@@ -88,18 +92,14 @@ def _get(artifact: dict[str, Any], target: Path) -> None:
     message = f"artifact {artifact['name']} failed to load"
 
     try:
-        with web.request(http["url"], headers=headers, timeout=60) as answer:
-            if not 200 <= answer.status < 300:
-                raise ArtifactError(
-                    f"{message}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}"
-                )
+        with web.request(http["url"], headers=headers, timeout=60) as response:
+            if not 200 <= response.status < 300:
+                url = web.hide_password(http["url"])
+                raise ArtifactError(f"{message}: {url}: {response.status} {response.reason}")
 
+            max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free)
             with target.open("wb") as file:
-                web.copy(
-                    answer,
-                    file,
-                    int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free),
-                )
+                web.copy(response, file, max_bytes)
     except (web.WebError, OSError) as error:  # OSError: the file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
@@ -111,15 +111,15 @@ def save(
     folder: Path,
     pod: str,
     workflow: str,
-    store: Any,
+    store: OpenStore,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Upload an output artifact. Return the artifact with its key, or None if an optional artifact
     is missing.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory
-    for temporary archives. `location`: the `s3` of the template's archiveLocation, for artifacts
-    without a location. Raises ArtifactError.
+    `link`: path in the template, which may be a link to the file at `path`. `folder`: directory for
+    temporary archives. `location`: `s3` of the template's archiveLocation, the default location.
+    Raises ArtifactError.
     """
     archive = artifact.get("archive") or {}
 
@@ -145,7 +145,7 @@ def save(
         file = folder / f".{artifact['name']}.tgz"
 
         requested_level = (archive.get("tar") or {}).get("compressionLevel")
-        # Argo uses the level only for files in volumes, where `check` has validated the level
+        # as in Argo, an invalid level is ignored; `check` rejects it for files in volumes
         if isinstance(requested_level, int) and requested_level in range(10):
             level = requested_level
         else:
@@ -177,8 +177,8 @@ def save(
 
 
 def _failed_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """Return the call that fails in Argo, or ""; Argo looks for a file to zip by the artifact's
-    name."""
+    """Return the system call that would fail in Argo's executor, or "". The executor expects a file
+    to zip under the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -200,7 +200,7 @@ def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
 
 
 def save_log(
-    container: str, log: Path, template: dict[str, Any], prefix: str, store: Any
+    container: str, log: Path, template: dict[str, Any], prefix: str, store: OpenStore
 ) -> dict[str, Any]:
     """Upload a container's log. Return the artifact with its key. Raises StorageError."""
     base = _base(template["archiveLocation"].get("s3"), prefix)
@@ -210,7 +210,7 @@ def save_log(
 
 
 def _zip(path: Path, zip_path: Path, name: str) -> None:
-    """Zip a directory under the artifact's name, without empty directories, or a file under Argo's
+    """Zip a directory below the artifact's name, without empty directories, or a file below Argo's
     staging path."""
     with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
@@ -222,13 +222,13 @@ def _zip(path: Path, zip_path: Path, name: str) -> None:
             archive.write(file, Path(name) / file.relative_to(path))
 
 
-def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
+def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: OpenStore) -> list[str]:
     """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the
     changed nodes.
 
-    A failure becomes a condition of the status. Workflows are never deleted here, so
-    OnWorkflowDeletion does nothing. Source: Argo's artifact_gc.go and the S3 driver, which treats a
-    key with a trailing / as a directory.
+    Failures are recorded as a condition of the status. OnWorkflowDeletion has no effect here,
+    because workflows are never deleted. As in Argo's S3 driver, a key with a trailing / is a
+    directory. Source: Argo's artifact_gc.go.
     """
     changed_ids = []
 
@@ -260,7 +260,7 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
     return changed_ids
 
 
-def _delete(key: str, store: Any) -> None:
+def _delete(key: str, store: ObjectStore) -> None:
     store.delete([entry.key for entry in store.list(key)] if key.endswith("/") else [key])
 
 

@@ -1,4 +1,4 @@
-"""Container images on this machine: images are not pulled; each image is mapped to a command and an
+"""Container images on this machine. Images are not pulled: each image is mapped to a command and an
 environment."""
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from argolocal.errors import ConfigError
 
 IMAGES_FILE = "images.yaml"  # in the home: the table of the user's images
-# images with programs that every machine has → the command in their Dockerfile
+# image whose programs exist on every machine → CMD of its Dockerfile
 BASE_IMAGES = {
     "python": ("python3",),
     "alpine": ("/bin/sh",),
@@ -22,11 +22,10 @@ BASE_IMAGES = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image on this machine. `python`: interpreter for the command `python`; `env`: variables
-    that the image sets.
+    """An image on this machine.
 
-    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`:
-    the WORKDIR.
+    `python`: interpreter for the command `python`. `env`: environment variables of the image.
+    `command`, `args` and `directory`: ENTRYPOINT, CMD and WORKDIR of the image.
     """
 
     python: str = sys.executable
@@ -37,7 +36,7 @@ class Image:
 
     @classmethod
     def read_table(cls, file: Path) -> "dict[str, Image]":
-        """Return the images that a YAML file maps to their fields, by name. Raises ConfigError."""
+        """Read a YAML file that maps names of images to their fields. Raises ConfigError."""
         if not file.exists():
             return {}
 

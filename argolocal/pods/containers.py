@@ -1,8 +1,8 @@
-"""The containers of a template's pod: checks of the API server's rules and of the limits of this
-machine.
+"""Check the containers of a template's pod: the rules of the API server, and whether this machine
+supports them.
 
-check(template, where, cluster)     # before the run; raises ConfigError
-check_images(template, where, cluster)     # when the pod starts and parameters have values
+    check(template, where, cluster)           # before the run; raises ConfigError
+    check_images(template, where, cluster)    # when the pod starts and parameters have values
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from argolocal.manifest.resolve import all_templates
 from argolocal.manifest.types import Data
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
@@ -41,7 +41,8 @@ def port_number(container: Data, port: int | str) -> int:
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
-    """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
+    """Raise ConfigError for a container that has no image or command, or that Kubernetes
+    rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
         _check_environment(container, f"{where}.{path}.env")
@@ -50,8 +51,8 @@ def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
 
 
 def check_names(template: Mapping[str, Any], pod: str) -> None:
-    """Raise ConfigError for a name in a pod that the API server rejects; tags may have computed the
-    names."""
+    """Raise ConfigError for a name in a pod that the API server rejects. Called when the pod
+    starts, because names may contain tags."""
     where = f'Pod "{pod}" is invalid'
     for path, container in containers_of(template):
         if "name" in container:
@@ -72,8 +73,7 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
-    """Raise ConfigError for an image whose programs do not exist on this machine: images are not
-    pulled."""
+    """Raise ConfigError for an image whose programs do not exist on this machine."""
     for path, container in containers_of(template):
         image = str(container.get("image"))
         words = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -160,7 +160,7 @@ def _check_resources(container: Data, where: str) -> None:
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     for name, request in (resources.get("requests") or {}).items():
-        if name in limits and quantity(request) > quantity(limits[name]):
+        if name in limits and parse_quantity(request) > parse_quantity(limits[name]):
             raise ConfigError(
                 f"{where}.requests.{name} is {request}: it must be at most limits.{name}"
                 f" ({limits[name]}), or Kubernetes rejects the pod. Raise the limit, or lower the"

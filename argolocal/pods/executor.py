@@ -1,7 +1,10 @@
-"""The pods of one run: loads their inputs, watches their processes and collects their outputs, in
-one event loop.
+"""Run the pods of one run in one event loop: load their inputs, watch their processes and collect
+their outputs.
 
-    executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
+    executor.start(action)
+    events = executor.wait(timeout)
+    executor.kill(id)
+    executor.halt(grace)
 
 Transfers and templates without a process (http, data) run in threads.
 """
@@ -41,6 +44,7 @@ from argolocal.pods.process import (
     start_container,
 )
 from argolocal.state.journal import DISK_FULL, RunFiles, StateError, write_error
+from argolocal.store import ObjectStore
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
@@ -48,8 +52,8 @@ DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadli
 
 
 class Executor:
-    """All pods of one run. The thread that creates an Executor must start the processes, which die
-    with this thread."""
+    """Runs all pods of one run. The thread that creates an Executor must also call its methods,
+    because the processes die with the thread that starts them."""
 
     def __init__(
         self,
@@ -71,7 +75,8 @@ class Executor:
         self.selector = selectors.DefaultSelector()
         self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.wakeup, selectors.EVENT_READ, None)
-        self.store_lock, self.threads = threading.Lock(), list[threading.Thread]()
+        self.store_lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
 
     def start(self, action: Start) -> None:
         """Run the pod of a node."""
@@ -85,7 +90,8 @@ class Executor:
             return
 
         root = self.files.pods / action.pod
-        self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
+        pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
+        self.running[action.id] = pod
 
         request = action.template.get("http")
         if request:
@@ -107,9 +113,8 @@ class Executor:
         inputs = [
             artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")
         ]
-        run = pod.container_run(
-            main := {"name": "main", **main_container(action.template)}, self.namespace
-        )
+        main = {"name": "main", **main_container(action.template)}
+        run = pod.container_run(main, self.namespace)
 
         try:
             pod.create_volumes(self.cluster, self.workflow)
@@ -136,29 +141,28 @@ class Executor:
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Return the next events, or an empty list after `timeout` seconds."""
+        timeouts = [0.1 if self.resources.busy else 1.0]
         if self.deadline is not None:
-            timeouts = [self.deadline - time.time()]
-        else:
-            timeouts = []
+            timeouts.append(self.deadline - time.time())
+        if timeout is not None:
+            timeouts.append(timeout)
 
-        timeouts += [timeout] if timeout is not None else []
-        timeouts.append(0.1 if self.resources.busy else 1.0)
         with self.interrupts.allowed():
             ready = self.selector.select(0 if self.events else max(0.0, min(timeouts)))
 
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(key.data[0]):
-                # otherwise an error has ended the pod in this loop
+            elif pod := self.running.get(key.data[0]):  # not if an error has just ended the pod
                 with self._guard(pod.action.id):
                     self._on_exit(pod, key.data[1])
 
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
-                (work, callback), pod.work = pod.work, None
+                future, callback = pod.work
+                pod.work = None
                 with self._guard(pod.action.id):
-                    callback(pod, work)
+                    callback(pod, future)
 
         self._enforce()
         self.cluster.poll()  # restarts services that died
@@ -169,8 +173,8 @@ class Executor:
         return events
 
     def kill(self, id: str, reason: str = "", grace: float | None = None) -> None:
-        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default:
-        terminationGracePeriodSeconds)."""
+        """Send SIGTERM to a pod, and SIGKILL after `grace` seconds. The default of `grace` is
+        terminationGracePeriodSeconds."""
         self.resources.forget(id)
 
         pod = self.running.get(id)
@@ -192,8 +196,8 @@ class Executor:
                 self._advance(pod)
 
     def halt(self, grace: float) -> None:
-        """Terminate all pods and wait for their end. No node is completed, so the run can be
-        resumed."""
+        """Terminate all pods and wait for their end, without completing their nodes, so that the
+        run can be resumed."""
         for id in list(self.running):
             self.kill(id, "", grace)
 
@@ -230,20 +234,13 @@ class Executor:
     @property
     def deadline(self) -> float | None:
         """Time of the next deadline or retry that `wait` must enforce."""
-        times = [
-            when
-            for pod in self.running.values()
-            for when in (pod.kill_at or pod.action.deadline,)
-            if when
-        ]
+        times: list[float | None] = []
+        for pod in self.running.values():
+            times.append(pod.kill_at or pod.action.deadline)
+            if pod.group:
+                times.append(pod.group.next_retry)
 
-        times += [
-            pod.group.next_retry
-            for pod in self.running.values()
-            if pod.group and pod.group.next_retry
-        ]
-
-        return min(times, default=None)
+        return min(filter(None, times), default=None)
 
     def _enforce(self) -> None:
         now = time.time()
@@ -264,11 +261,10 @@ class Executor:
 
     @contextmanager
     def _guard(self, id: str) -> Iterator[None]:
-        """Let an unexpected exception in the handling of a node end this node with Error, and not
-        the run."""
+        """On an unexpected exception, end the node `id` with Error instead of ending the run."""
         try:
             yield
-        except StateError:  # no event can be recorded: the run is interrupted, and can be resumed
+        except StateError:  # the journal cannot be written, so the run must be interrupted
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -294,14 +290,11 @@ class Executor:
         finally:
             self._end(pod, "Error", message, None)
 
-    # ---- methods for one pod
-    # -----------------------------------------------------------------------------------------
-
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the
-        event loop."""
+        """Run slow `work` in a daemon thread, which does not delay Ctrl-C. Then call `callback` in
+        the event loop."""
         future = Future[Any]()
         pod.work = future, callback
 
@@ -313,33 +306,33 @@ class Executor:
         self.threads.append(threading.Thread(target=run, daemon=True))
         self.threads[-1].start()
 
-    def _store(self, s3: dict[str, Any]) -> Any:
+    def _store(self, s3: dict[str, Any]) -> ObjectStore:
         with self.store_lock:  # the first call may import boto3 and start a service
             return self.cluster.store(s3)
 
-    def _on_loaded(self, pod: PodRun, work: Future[Any]) -> None:
+    def _on_loaded(self, pod: PodRun, future: Future[Any]) -> None:
         try:
-            work.result()
+            future.result()
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
             self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
         else:
             self._spawn(pod)
 
-    def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
-        """End a pod whose results are collected."""
+    def _on_collected(self, pod: PodRun, future: Future[Any]) -> None:
+        """End a pod whose outputs have been collected."""
         if pod.template.keys() & {"http", "data"}:
             message_prefix = ""
         else:
             message_prefix = "wait: Error (exit code 64): "
         result: tuple[str, str, Outputs | None]
         try:
-            result = work.result()
+            result = future.result()
         except (ArgolocalError, OSError, ValueError) as error:
             result = "Error", f"{message_prefix}{error}", None
         self._end(pod, *result)
 
-    def _on_probed(self, pod: PodRun, work: Future[Any]) -> None:
-        if work.result():
+    def _on_probed(self, pod: PodRun, future: Future[Any]) -> None:
+        if future.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
     def _spawn(self, pod: PodRun) -> None:
@@ -394,8 +387,8 @@ class Executor:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod whose container cannot start. Argo's executor reports exit codes, except for
-        init containers."""
+        """End a pod whose container cannot start. As in Argo, only a main container that cannot
+        start has an exit code."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -424,7 +417,7 @@ class Executor:
         )
 
     def _advance(self, pod: PodRun) -> None:
-        """Start the containers of a containerSet that are ready, and report the containers that
+        """Start the containers of a containerSet that are ready, and report those that have
         ended."""
         group = pod.group
         assert group
@@ -458,7 +451,8 @@ class Executor:
         )
 
     def _unwatch(self, pod: PodRun, name: str) -> None:
-        self.selector.unregister(descriptor := pod.descriptors.pop(name))
+        descriptor = pod.descriptors.pop(name)
+        self.selector.unregister(descriptor)
         os.close(descriptor)
 
     def _on_exit(self, pod: PodRun, name: str) -> None:
@@ -482,8 +476,7 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                # Argo assumes that a container with one of these exit codes was terminated on
-                # request
+                # for Argo, a container with one of these exit codes was terminated on request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
                 if is_terminated:
                     result = ("Error", INIT_FAILED_MESSAGE)
@@ -510,7 +503,7 @@ class Executor:
         self.running.pop(pod.action.id)
         keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        # before the clean-up, whose failure must not change how the pod ended
+        # append the event before the clean-up, whose failure must not change the result of the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
         artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay on disk
         if phase == "Succeeded":
@@ -522,6 +515,6 @@ class Executor:
 def _complete(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         future.set_result(work())
-    except BaseException as error:  # the event loop raises the error
+    except BaseException as error:  # `future.result` raises it in the event loop
         future.set_exception(error)
     return future

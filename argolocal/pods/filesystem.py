@@ -1,16 +1,17 @@
-"""A pod's file system tree without a container: the machine's `/`, but with private directories.
+"""Give a pod its own file system tree without a container: the machine's `/` with private
+directories.
 
 A pod sees all files of the machine, except that /tmp and the directories of files that the manifest
-declares are private to it. So the path /tmp/out.txt is a different file in each pod: the file
-tmp/out.txt below the pod's root directory on the machine. In a system directory only the declared
-path is private; all other files are the machine's.
+declares are private. The path /tmp/out.txt is a different file in each pod: the file tmp/out.txt
+below the pod's root directory on the machine. In a system directory, only the declared path is
+private.
 
 As in a container, writes and deletions outside of the private directories never reach the machine:
-they go to an overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not
-allow an overlay, and on file systems mounted below the overlay, the pod can only read. If the user
-is root and the kernel allows it, one overlay covers the whole machine, and outputs behind links are
-read from this overlay; otherwise each directory of / has its own overlay.
-/dev/shm is shared with the machine unless a volume is mounted there.
+they go to an overlay (overlayfs, in memory) that is deleted with the pod. The pod can only read
+where an overlay is impossible: on some kernels, and on file systems mounted below the overlay. If
+the user is root and the kernel allows it, one overlay covers all files of the machine, and outputs
+behind links are read from it. Otherwise each directory of / has a separate overlay. /dev/shm is
+shared with the machine unless a volume is mounted there.
 """
 
 import contextlib
@@ -53,8 +54,8 @@ Bind = tuple[Path, str, bool]
 
 
 def unsupported_path(paths: Iterable[str]) -> str | None:
-    """Return the first path that cannot be private (a system directory, or below /dev, /proc or
-    /sys), or None."""
+    """Return the first path that cannot be private, because it is a system directory or below /dev,
+    /proc or /sys; or None."""
     for path in paths:
         top = _top_level(Path(path))
         if Path(path) != Path(SHM) and (
@@ -73,11 +74,8 @@ def path_in_root(root: Path, path: str) -> Path:
 
 
 def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
-    """Resolve all links of `path` in a pod; `host_path` maps a path without links to a file on this
-    machine.
-
-    Raises OSError for a loop of links.
-    """
+    """Resolve all links of `path` in a pod. `host_path` maps a path of the pod without links to a
+    file on this machine. Raises OSError for a loop of links."""
     resolved_path = Path("/")
     remaining_names = [*reversed(Path(os.path.normpath(path)).parts[1:])]
     link_count = 0
@@ -122,14 +120,13 @@ def succeeds_in_child(action: Callable[[], None]) -> bool:
 
 @cache
 def available() -> bool:
-    """Return True if this system allows mount namespaces; the result of one attempt is cached."""
+    """Return True if this system allows mount namespaces. The result is cached."""
     return succeeds_in_child(lambda: _enter_namespace(os.getuid(), os.getgid()))
 
 
 @cache
 def _root_overlay_supported() -> bool:
-    """Return True if one overlay can cover the whole machine; the result of one attempt is
-    cached."""
+    """Return True if one overlay can cover all files of the machine. The result is cached."""
 
     def mount() -> None:
         _enter_namespace(os.getuid(), os.getgid())
@@ -142,8 +139,8 @@ def _root_overlay_supported() -> bool:
 
 
 class View:
-    """The `/` of one container: the declared `paths` below `root`, and all other files of the
-    machine.
+    """The file system tree of one container: the declared `paths` below `root`, and all other files
+    of the machine.
 
     `binds`: (source, mount path, read only) of each mounted file or directory.
     """
@@ -165,10 +162,10 @@ class View:
         self.fd: int | None = None
 
     def host_path(self, path: Path, must_exist: bool = False) -> Path:
-        """Return the file on this machine for a pod's `path`; only its last part may be a link.
+        """Return the file on this machine for a pod's `path`, of which only the last part may be a
+        link.
 
-        With `must_exist`, raises OSError if the pod's overlay does not exist or the file belongs to
-        the machine.
+        With `must_exist`, raises OSError for a file of the machine that is not in an overlay.
         """
         for source, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
@@ -196,8 +193,8 @@ class View:
         return path
 
     def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function that the new process calls, and that only
-        makes system calls.
+        """Prepare the directories. Return a function for the new process to call, which only makes
+        system calls.
 
         `paths_to_keep`: paths that must stay visible. Raises OSError.
         """
@@ -283,8 +280,8 @@ class View:
         return enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable while this object exists. Must be called after each attempt to
-        start a process."""
+        """Keep the overlay readable while this object exists. Call this after each attempt to start
+        a process, even after a failed attempt."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -294,7 +291,7 @@ class View:
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Return True if every private file is in a top-level directory that belongs to the pod."""
+        """Return True if every private file is in a private top-level directory."""
         tops = [(_top_level(path), path) for path in self.declared_paths]
         return all(
             top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir())
@@ -302,14 +299,14 @@ class View:
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and the mount points in them. Return the visible paths to
-        mount in them."""
+        """Make the private directories and their mount points. Return the visible paths that must
+        be mounted in private directories."""
         home = Path(os.environ.get("HOME", "/"))
         # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
 
         for name in self.private_top_levels:
-            if (self.root / name).is_symlink():  # an earlier attempt of this pod has left the link
+            if (self.root / name).is_symlink():  # from an earlier attempt of this pod
                 (self.root / name).unlink()
 
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
@@ -382,8 +379,8 @@ def _mount_points() -> set[bytes]:
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Return the mount points below the directories `layers`, which an overlay of a directory does
-    not show."""
+    """Return the outermost mount points below the directories `layers`. An overlay of a directory
+    does not show the file systems mounted below it."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mount_points: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
@@ -395,7 +392,7 @@ def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
 
 
 def _mount_layer(source: Path, target: Path, layer: Path) -> None:
-    """Mount a directory of the machine at `target`; changes go to `layer`."""
+    """Mount a directory of the machine at `target`, with `layer` as the overlay for changes."""
     if _top_level(source) in KERNEL_DIRECTORIES:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
     elif not (source.is_dir() and _mount_overlay(source, target, layer)):
@@ -415,8 +412,8 @@ def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below
-    `target`."""
+    """Bind-mount `source` at `target`. With `recursive`, `read_only` also applies to all mounts
+    below `target`."""
     path = os.fsencode(target)
     recursion = RECURSIVE if recursive else 0
     _raise_on_error(LIBC.mount(os.fsencode(source), path, None, BIND | REC, None), "mount")
@@ -454,8 +451,8 @@ def _make_top_level(
 
 
 def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> Iterator[Path]:
-    """Make mount points for the entries of a system directory, except private entries. Yield the
-    paths to mount."""
+    """Make mount points for the entries of a system directory that are not private. Yield the paths
+    to mount."""
     target.mkdir(exist_ok=True)
 
     for entry in os.scandir(source):
@@ -483,7 +480,7 @@ def _make_mount_point(source: Path, target: Path) -> None:
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
-    # the user is not root, or is root in a container that may not unshare
+    # root in a container may not be allowed to unshare without a user namespace
     if uid or LIBC.unshare(NEWNS):
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (

@@ -1,14 +1,14 @@
-"""Memory limits of containers, if this system allows a process to create cgroups next to or below
-its own cgroup.
+"""Apply memory limits to containers, if this system allows a process to create cgroups next to or
+below its own cgroup.
 
-    memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
-    memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after the exit; then memory.limit_exceeded
-    tells an OOM kill
+    memory = create_memory_cgroup(container, "pod.main")    # None: no limit, or no cgroups
+    memory.enter()             # in the container's process, before exec
+    memory.close()             # after the exit
+    memory.limit_exceeded      # True after an OOM kill
 
-Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with
-processes cannot have children that limit memory, so a new cgroup is a sibling of the runner's
-cgroup, below a user's systemd app.slice.
+In cgroup version 2, a cgroup with processes cannot have children that limit memory, so a new cgroup
+is a sibling of the runner's cgroup, below a user's systemd app.slice. Source: the kernel's
+admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from typing import Any
 
 from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
 from argolocal.common.processes import start_time
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
 # a `limits` field in JSON or YAML
 LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
 CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
-# files that exist only in some kernels → content to write ("": the limit)
+# file that not all kernels have → content to write ("": the limit)
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",
@@ -40,7 +40,7 @@ PAUSES_S = [0.001 * 2**number for number in range(8)]  # seconds to wait while k
 
 
 class MemoryCgroup:
-    """A cgroup with a memory limit; `limit_exceeded` is valid after `close`. Raises OSError."""
+    """A cgroup with a memory limit. `limit_exceeded` is valid after `close`. Raises OSError."""
 
     def __init__(self, folder: Path, version: int, limit: int) -> None:
         self.folder = folder
@@ -65,7 +65,8 @@ class MemoryCgroup:
         for pause in PAUSES_S:
             try:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
-                self.limit_exceeded |= count_oom_kills(events) > 0
+                if count_oom_kills(events):
+                    self.limit_exceeded = True
                 self.folder.rmdir()
             except FileNotFoundError:  # `rmdir` has removed the cgroup
                 return
@@ -85,11 +86,11 @@ def _write(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-def memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
+def create_memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
     """Create a cgroup for a container with a memory limit, or return None. Raises OSError,
     ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    limit = int(quantity(limits.get("memory") or 0))
+    limit = int(parse_quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
         return None
     folder, version = parent
@@ -100,16 +101,16 @@ def _prefix() -> str:
     return f"{CGROUP_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
 
 
-def limit_names(value: Any) -> Iterator[str]:
-    """Yield the names of all limits in a spec, also in patches, which are text."""
+def find_limit_names(value: object) -> Iterator[str]:
+    """Yield the names of all limits in a spec, including limits in the text of patches."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(LIMITS_TEXT.findall(value)))
     for key, child in value.items() if isinstance(value, Mapping) else ():
         if key == "limits" and isinstance(child, Mapping):
             yield from child
-        yield from limit_names(child)
+        yield from find_limit_names(child)
     for child in value if isinstance(value, list) else ():
-        yield from limit_names(child)
+        yield from find_limit_names(child)
 
 
 def available() -> bool:
@@ -119,8 +120,8 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and the cgroup version. Folders are tested once, in child
-    processes."""
+    """Return the folder for new cgroups and the cgroup version, or None. Child processes test the
+    folders once."""
     for folder, version in _candidates():
         _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):

@@ -1,11 +1,12 @@
-"""Copies container output to logs through pipes, as container runtimes do: `> /dev/stdout` does not
-empty a log.
+"""Copy container output to logs through pipes, as container runtimes do, because a command like
+`echo > /dev/stdout` would truncate a log file.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
-    process.wait(); log_pipe.finish()
+    process.wait()
+    log_pipe.finish()
 
-One thread of this process reads all pipes.
+One thread reads the pipes of all containers.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ READER_LOCK = threading.Lock()
 class LogPipe:
     """Copies the output of one process to `log`, and its stdout also to the file `copy`.
 
-    `out` and `err`: the write ends of the pipes, open until the `with` block ends.
-    `error`: the reason for an incomplete log.
+    `out` and `err`: write ends of the pipes, which the end of the `with` block closes.
+    `error`: reason why the log is incomplete.
     """
 
     def __init__(self, log: Path, copy: Path | None = None) -> None:
@@ -66,8 +67,7 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk. Return the chunk's size, -1 if no data is available, or 0 at the
-        end."""
+        """Copy at most one chunk. Return its size, 0 at the end, or -1 if no data is available."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
@@ -84,12 +84,12 @@ class LogPipe:
         return len(chunk)
 
     def finish(self) -> None:
-        """Copy the remaining output and close the pipes, although orphaned processes may still have
-        them open."""
+        """Copy the remaining output and close the pipes, even if orphaned processes still have them
+        open."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
-        """Copy the bytes that are available now, without those written during the copy."""
+        """Copy the bytes that are available now, but not bytes written during the copy."""
         (available_bytes,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
         while available_bytes > 0 and (size := self.read(read_end)) > 0:
             available_bytes -= size
@@ -98,7 +98,9 @@ class LogPipe:
 class _Reader(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="logs", daemon=True)
-        self.lock, self.ready, self.pipes = threading.Lock(), select.epoll(), dict[int, LogPipe]()
+        self.lock = threading.Lock()
+        self.ready = select.epoll()
+        self.pipes: dict[int, LogPipe] = {}
         self.start()
 
     def add(self, read_end: int, log_pipe: LogPipe) -> None:

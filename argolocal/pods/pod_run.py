@@ -1,12 +1,13 @@
-"""One running pod: where its files are on this machine, and its outputs.
+"""The files and outputs of one running pod.
 
-    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs =
-    pod.collect(name, store)
+    pod = PodRun(action, root, log)
+    pod.host("/tmp/out.txt")                          # path of a pod's file on this machine
+    phase, message, outputs = pod.collect(name, store)
 
 A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the
 paths that replace `{{inputs|outputs...path}}` in the manifest are paths on this machine. As in
-Argo, the failure of the main container takes precedence over missing outputs, and outputs are
-collected even after a failure.
+Argo, outputs are collected even after a failure, and a failure of the main container takes
+precedence over missing outputs.
 """
 
 import json
@@ -33,15 +34,15 @@ from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT_PATH = "/argo/staging/script"
-MAX_RESULT_BYTES = 256 << 10  # size of outputs.result, which has the last bytes of stdout
+MAX_RESULT_BYTES = 256 << 10  # maximum size of outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
 class PodRun:
-    """One pod. `work`: the future of a thread's result, and the callback that gets the future in
-    the event loop."""
+    """One running pod. `work`: future of a thread's result, and the callback that the event loop
+    calls with the future."""
 
     action: Start
     root: Path
@@ -61,14 +62,17 @@ class PodRun:
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's own files; None without mount namespaces, where all paths come
+        """The paths of the pod's private files. None without mount namespaces, where all paths come
         from template tags."""
         if not filesystem.available():
             return None
-        own_paths = [
+        paths = [
             os.path.join(self.working_directory, path) for path in declared_paths(self.template)
         ]
-        return (*own_paths, *((SCRIPT_PATH,) if "script" in self.template else ()))
+        if "script" in self.template:
+            paths.append(SCRIPT_PATH)
+
+        return tuple(paths)
 
     @property
     def template(self) -> dict[str, Any]:
@@ -82,8 +86,8 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed, without sidecars, which `collect` ends
-        last."""
+        """The processes to signal when the pod is killed. `collect` ends the sidecars
+        afterwards."""
         if self.group:
             return [*self.group.running.values()]
         if self.process:
@@ -162,7 +166,7 @@ class PodRun:
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
         """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError,
         ValueError."""
-        # the check before the run does not know images that come from parameters
+        # the check before the run cannot check images that come from parameters
         containers.check_images(self.template, self.action.pod, cluster)
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
@@ -313,8 +317,8 @@ def declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with the marked paths moved below `root`; without `root`, only remove the
-    marks."""
+    """Return the template with the marked paths moved below `root`. Without `root`, only the marks
+    are removed."""
     text = to_json(template, ensure_ascii=False)
     if POD_PATH_MARK not in text:
         return template
@@ -322,7 +326,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _read_result(stdout: Path) -> Outputs:
-    """Return stdout as outputs.result, or {} for a container that never started."""
+    """Return the end of stdout as outputs.result, or {} for a container that never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as out:

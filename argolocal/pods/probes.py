@@ -1,4 +1,4 @@
-"""Probes of containers as the kubelet sends them. Source: Kubernetes v1 Probe, pkg/probe."""
+"""Probe containers as the kubelet does. Source: Kubernetes v1 Probe, pkg/probe."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,16 @@ from argolocal.pods.containers import port_number
 
 
 class Probe:
-    """One probe of a container, with Kubernetes' defaults; `kind`: the key of the probe in
+    """One probe of a container, with Kubernetes' defaults. `kind` is the probe's key in
     `container`."""
 
     def __init__(self, container: Mapping[str, Any], kind: str) -> None:
         probe: Mapping[str, Any] = container[kind]
-        self.container, self.command = container, (probe.get("exec") or {}).get("command")
-        self.http, self.tcp = probe.get("httpGet"), probe.get("tcpSocket")
+        self.container = container
+        self.command = (probe.get("exec") or {}).get("command")
+        self.http = probe.get("httpGet")
+        self.tcp = probe.get("tcpSocket")
+
         self.delay = float(probe.get("initialDelaySeconds") or 0)
         self.period = float(probe.get("periodSeconds") or 10)
         self.timeout = float(probe.get("timeoutSeconds") or 1)
@@ -26,8 +29,8 @@ class Probe:
         self.success_threshold = int(probe.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
-        """Return True if the container answers the request with 2xx or 3xx, or accepts the
-        connection. Blocks."""
+        """Block until the container has responded. Return True if its status is 2xx or 3xx, or it
+        has accepted a TCP connection."""
         target = self.http or self.tcp or {}
         host = target.get("host") or ip
         port = port_number(self.container, target["port"])
@@ -51,14 +54,14 @@ class Probe:
                 verify=False,
                 proxies=False,
                 leave_host=False,
-            ) as answer:
-                return 200 <= answer.status < 400
+            ) as response:
+                return 200 <= response.status < 400
         except web.WebError:
             return False
 
     async def passes(self, ip: str) -> bool:
-        """Call `answers` in a new thread: a blocked probe delays neither other probes nor the exit
-        of the process."""
+        """Call `answers` in a new thread, so that a blocked probe delays neither other probes nor
+        the exit of the process."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[bool] = loop.create_future()
 

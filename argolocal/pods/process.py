@@ -1,11 +1,11 @@
-"""A container as a process of this machine, with the manifest's environment and a session of its
-own.
+"""Start a container as a process of this machine, in a new session and with the environment of the
+manifest.
 
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
-The process dies with its parent. Container and script templates use this module, and so do the
-controllers, for the pods of jobs and deployments. `root` is the pod's own directory;
-`private_paths` are its private paths, in addition to its volumes (see filesystem.py).
+The process dies with its parent. This module runs container and script templates, and the pods of
+jobs and Deployments. `root` is the root directory of the pod, and `private_paths` are its private
+paths in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -32,13 +32,13 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 
 class StartError(OSError):
-    """A container that no runtime can start: the kubelet reports exit code 128."""
+    """No runtime can start the container. The kubelet reports exit code 128."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Interpreter and import path of the command that applied a pod, which the pod uses, too (see
-    Cluster.path)."""
+    """The Python interpreter and import path of the command that applied a pod. The pod uses the
+    same ones (see Cluster.path)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -47,11 +47,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides the container's variables; `stdout`: file for a
-    copy of stdout.
+    """One container to run.
 
-    `volumes`: directories to mount. `root_pid`: a process whose file system tree the container
-    shares.
+    `extra_env`: variables that override the container's variables. `stdout`: file for a copy of
+    stdout. `volumes`: directories to mount. `root_pid`: process whose file system tree the
+    container shares.
     """
 
     name: str
@@ -80,8 +80,8 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """The termination message of a container: a file in memory, whose path is in
-    program.TERMINATION_LOG."""
+    """The termination message of a container: a file in memory. The container finds its path in the
+    variable program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -97,7 +97,8 @@ class TerminationMessage:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A container's first process, its environment, log pipe, memory limit and file system view."""
+    """The first process of a container, with its environment, log pipe, memory limit and file
+    system tree."""
 
     environment: Mapping[str, str]
     log_pipe: LogPipe
@@ -145,10 +146,10 @@ class Process(subprocess.Popen[bytes]):
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
-    """Start the process of a container, without waiting for its end.
+    """Start the process of a container.
 
-    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for
-    its memory limit.
+    Raises ConfigError or StartError if the container cannot run, and OSError or ValueError if its
+    memory limit cannot be set.
     """
     container = run.container
     origin = run.origin or Origin(path=cluster.path)
@@ -196,7 +197,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         enter = view.prepare([*workloads, Path(origin.prefix)])
 
     with LogPipe(run.log, run.stdout) as log_pipe:
-        memory = limits.memory_cgroup(container, f"{run.name}.{container['name']}")
+        memory = limits.create_memory_cgroup(container, f"{run.name}.{container['name']}")
         message = TerminationMessage()
 
         try:
@@ -239,8 +240,8 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
 
 
 def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, with the working directory if it does not exist: container runtimes
-    would create it.
+    """Return the private paths, including a missing working directory, which container runtimes
+    would create.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -261,7 +262,7 @@ def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...]
 
 
 def missing_command_message(error: OSError) -> str:
-    """Return the message of Argo's executor (Go's exec.LookPath) for a missing command."""
+    """Return the message of Argo's executor (Go's exec.LookPath) about a missing command."""
     name = str(error.filename)
     reason = "permission denied"
     if isinstance(error, FileNotFoundError):
@@ -297,8 +298,8 @@ def _make_child_setup(
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
-    """Return PATH, HOME, LANG and HOSTNAME, then the variables in the kubelet's order: envFrom,
-    env, `extra_env`."""
+    """Return the environment of a container: PATH, HOME, LANG and HOSTNAME, then the variables of
+    envFrom, env and `extra_env`. Later ones win."""
     container = run.container
     origin = run.origin or Origin(path=cluster.path)
 
@@ -312,7 +313,9 @@ def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]
         "HOSTNAME": run.name[:MAX_HOSTNAME].rstrip("-."),
     } | dict(cluster.service_variables())
 
-    variables.update({program.variable("PATH"): origin.path} if origin.path else {})
+    if origin.path:
+        variables[program.variable("PATH")] = origin.path
+
     variables.update(cluster.image(container["image"]).env)
     _check_names(run)
 
@@ -351,7 +354,9 @@ def _check_names(run: ContainerRun) -> None:
                 )
 
 
-def _read_object(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
+def _read_object(
+    run: ContainerRun, read: Callable[[str], Mapping[str, str]], reference: Mapping[str, Any]
+) -> Mapping[str, str]:
     try:
         return read(reference["name"])
     except KeyError:
@@ -395,8 +400,8 @@ def field_value(run: ContainerRun, path: str, name: str) -> str:
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by the variable's value, if the variable exists, and `$$` by `$`, as the
-    kubelet does."""
+    """Replace `$(NAME)` by the value of an existing variable, and `$$` by `$`, as the kubelet
+    does."""
 
     def substitute(match: re.Match[str]) -> str:
         if match[1] is None:

@@ -1,5 +1,5 @@
-"""Reads an untrusted gzipped tar forwards, with limits on the size of a header and on the number of
-gzip members."""
+"""Read an untrusted gzipped tar from start to end, with limits on the size of a header and on the
+number of gzip members."""
 
 import io
 import sys
@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
-# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is
-# small
-MAX_SMALL_MEMBERS = 10_000
-SMALL_MEMBER_BYTES = 1024
+MAX_SMALL_MEMBERS = 10_000  # maximum number of small gzip members
+SMALL_MEMBER_BYTES = 1024  # a member is small if it is smaller than this, packed plus unpacked
 CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 
 # fields of a header
 SIZE = slice(124, 136)
 CHECKSUM = slice(148, 156)
 TYPE = slice(156, 157)
-CHECKSUM_OF_SPACES = 8 * ord(" ")  # the checksum of a header counts its own field as spaces
+CHECKSUM_OF_SPACES = 8 * ord(" ")  # the checksum counts the checksum field as eight spaces
 ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
@@ -34,7 +32,7 @@ class Entry(tarfile.TarInfo):
 
 
 class CountedEntry(Entry):
-    """An entry that is only counted: of an ordinary entry, only its kind and size are read."""
+    """An entry that is only counted. For an ordinary entry, only type and size are parsed."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -53,8 +51,8 @@ class CountedEntry(Entry):
 
 
 class GzipMembers(io.RawIOBase):
-    """The decompressed members of a gzip file; to limit the time, only few members may be (almost)
-    empty."""
+    """The decompressed members of a gzip file. Only few members may be (almost) empty, which limits
+    the time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,12 +112,12 @@ class GzipMembers(io.RawIOBase):
 
 
 class TarStream:
-    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still
-    return."""
+    """A gzipped tar that is read from start to end. `budget` is the number of bytes that `read` may
+    still return."""
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)
-        self.buffered = b""  # data that a copy reads before `file`
+        self.buffered = b""  # data of a copy that precedes `file`
         self.file = io.BufferedReader(self.members, CHUNK_BYTES)
         self.budget = MAX_HEADER_BYTES
         self.position = 0
@@ -167,6 +165,6 @@ class TarStream:
 
 
 def open_tar(file: TarStream, kind: type[Entry] = Entry) -> tarfile.TarFile:
-    """Open a tar that is read forwards, entry by entry."""
+    """Open a tar to read it entry by entry."""
     content: Any = file
     return tarfile.open(fileobj=content, mode="r:", tarinfo=kind)

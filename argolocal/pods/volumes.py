@@ -1,7 +1,7 @@
-"""Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected,
-downwardAPI and claims.
+"""Create the volumes of a pod as directories of this machine: emptyDir, configMap, secret,
+projected, downwardAPI and claims.
 
-A claim is a directory in the home; it outlives pods, and also runs unless they delete their claims.
+A claim is a directory in the home. It outlives pods and, unless a run deletes its claims, runs.
 Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
@@ -47,8 +47,7 @@ def create(
     field_value: FieldValue,
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
-    """Create the directories of volumes; `run_claims`: the names of the claims that the run
-    creates.
+    """Create the directories of volumes. `run_claims`: names of the claims that the run creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
@@ -96,8 +95,8 @@ def create(
 
 
 def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) -> None:
-    """Remove the volumes below `folder` that have contents of Secrets and ConfigMaps, which must
-    not stay on disk."""
+    """Remove the volumes below `folder` that contain Secrets or ConfigMaps, which must not stay on
+    disk."""
     for directory in directories.values():
         if directory.read_only and directory.path.is_relative_to(folder):
             shutil.rmtree(directory.path, ignore_errors=True)
@@ -108,7 +107,7 @@ def bind_mounts(
     mounts: list[Mapping[str, Any]],
     expand: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
-    """Return (source, mount path, read only) of a container's volume mounts; `expand` evaluates
+    """Return (source, mount path, read only) of a container's volume mounts. `expand` evaluates a
     subPathExpr.
 
     Raises ConfigError for a missing subPath in a read-only volume.
@@ -174,11 +173,11 @@ def _files(
                 text = field_value(item["fieldRef"]["fieldPath"], item["path"])
                 yield item["path"], text.encode(), int(item.get("mode", default))
         elif source:
-            for path, content, file_mode in _keys(kind, source, volume["name"], cluster):
+            for path, content, file_mode in _object_files(kind, source, volume["name"], cluster):
                 yield path, content, default if file_mode is None else file_mode
 
 
-def _keys(
+def _object_files(
     kind: str, source: Mapping[str, Any], volume: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
     name = source.get("secretName") or source["name"]
@@ -209,7 +208,7 @@ def _keys(
 
 
 def check_without_mounts(volumes: list[Data], pod: str) -> None:
-    """Raise ConfigError for a volume whose contents cannot be shown without mount namespaces."""
+    """Raise ConfigError for a volume that needs mount namespaces."""
     for volume in volumes:
         if "emptyDir" not in volume:
             raise ConfigError(
@@ -219,8 +218,8 @@ def check_without_mounts(volumes: list[Data], pod: str) -> None:
 
 
 def check_pod(spec: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a volume or a mount of a PodSpec that is invalid, or that pods here do
-    not support."""
+    """Raise ConfigError for a volume or mount of a PodSpec that is invalid or not supported
+    here."""
     _check_volumes(spec, where)
     names = {volume["name"] for volume in spec.get("volumes") or []}
     for index, volume in enumerate(spec.get("volumes") or []):

@@ -1,10 +1,9 @@
-"""Requests to web addresses as Go's client sends them: http and https only; redirections do not
-leak credentials.
+"""Send HTTP and HTTPS requests as Go's client does, without leaking credentials on redirections.
 
-    with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
+    with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
-After a redirection to another host that is not a subdomain of the first host, no request has
-LOGIN_HEADERS; the comparison ignores ports. Source: Go's net/http/client.go (redirectBehavior,
+After a redirection to a host that is neither the first host nor its subdomain, LOGIN_HEADERS are
+not sent any more. Ports do not matter. Source: Go's net/http/client.go (redirectBehavior,
 makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
@@ -36,8 +35,8 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request without a complete answer. `url`: the address that failed, without its password;
-    `cause`: the error."""
+    """A request without a complete response. `url`: URL that failed, without its password. `cause`:
+    exception or text."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -55,9 +54,9 @@ def request(
     proxies: bool = True,
     leave_host: bool = True,
 ) -> HTTPResponse:
-    """Send a request and return the answer, which may have any status. Raises WebError.
+    """Send a request and return the response, whatever its status is. Raises WebError.
 
-    Without `leave_host`, return a redirection to another host instead of following it.
+    Without `leave_host`, a redirection to another host is returned instead of followed.
     """
     context = None
     if not verify:
@@ -73,11 +72,11 @@ def request(
         sent_headers = dict(remaining_headers.values()) | (
             {} if "referer" in remaining_headers or not referer else {"Referer": referer}
         )
-        answer = _send(url, method, sent_headers, body, timeout, context, proxies)
+        response = _send(url, method, sent_headers, body, timeout, context, proxies)
 
-        location = answer.headers.get("Location")
-        if answer.status not in REDIRECTS or not location:
-            return answer
+        location = response.headers.get("Location")
+        if response.status not in REDIRECTS or not location:
+            return response
 
         previous_url = url
         url = _redirect_target(url, location)
@@ -85,15 +84,15 @@ def request(
 
         parts = _split(url)
         if not leave_host and parts.hostname != previous_parts.hostname:
-            return answer
+            return response
 
-        answer.close()
+        response.close()
         if _is_within(parts, first_parts):
             dropped_headers = ()
         else:
             dropped_headers = LOGIN_HEADERS
 
-        if answer.status < 307:
+        if response.status < 307:
             method = method if method in ("GET", "HEAD") else "GET"
             body = None
             dropped_headers += BODY_HEADERS
@@ -114,23 +113,23 @@ def request(
     raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
 
-def copy(answer: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
-    """Write the body of an answer to a file. Raises OSError, and WebError if the body is incomplete
-    or too long."""
+def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
+    """Write the body of a response to a file. Raises OSError, and WebError if the body is
+    incomplete or too long."""
     size = 0
-    while data := _read(answer):
+    while data := _read(response):
         size += file.write(data)
         if size > max_bytes:
-            raise WebError(answer.url, f"the response has more than {max_bytes / 1e6:,.0f} MB")
+            raise WebError(response.url, f"the response has more than {max_bytes / 1e6:,.0f} MB")
 
 
-def _read(answer: HTTPResponse) -> bytes:
+def _read(response: HTTPResponse) -> bytes:
     try:
-        data = answer.read(1 << 20)
-        if not data and answer.length:
-            raise WebError(answer.url, "unexpected EOF")
+        data = response.read(1 << 20)
+        if not data and response.length:
+            raise WebError(response.url, "unexpected EOF")
     except (OSError, ValueError, HTTPException) as error:
-        raise WebError(answer.url, error) from error
+        raise WebError(response.url, error) from error
     return data
 
 
@@ -152,8 +151,7 @@ def _send(
             "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
         }
 
-    # the default opener would also read files, follow redirections, and raise an error for some
-    # statuses
+    # the default opener would also open files, follow redirections, and raise errors by status
     opener = urllib.request.OpenerDirector()
     handlers: list[Any] = [
         urllib.request.HTTPHandler(),
@@ -205,8 +203,8 @@ def _split(url: str) -> SplitResult:
 
 
 def _is_within(parts: SplitResult, first_parts: SplitResult) -> bool:
-    """Return True if the host of `parts` is the host of `first_parts` or its subdomain (not for
-    IPv6 addresses)."""
+    """Return True if the host of `parts` is the host of `first_parts` or a subdomain of it. IPv6
+    addresses have no subdomains."""
     host = parts.hostname or ""
     parent = first_parts.hostname or ""
     return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
@@ -226,5 +224,5 @@ def _without_user(url: str) -> str:
 
 
 def hide_password(url: str) -> str:
-    """Replace the password of an address by ***, as Go does."""
+    """Replace the password in a URL by ***, as Go does."""
     return PASSWORD_PATTERN.sub(r"\1***@", url)

@@ -1,7 +1,8 @@
-"""This machine as the cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses
-and object store.
+"""The local cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses and object
+store.
 
-    cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
+    cluster = LocalCluster(Path(".argolocal"))
+    cluster.configmap("settings")["REGION"]
 
 All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An
 optional `images.yaml` in the home maps images to local commands: `alpine/git:v2: {command: [git],
@@ -26,7 +27,7 @@ from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, Image, base_name
-from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
+from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -40,16 +41,15 @@ STORABLE_KINDS = (
     "Secret",
     "PersistentVolumeClaim",
 )
-# number of pods that keep their address; the addresses of older pods are assigned again
-MAX_ADDRESSES = 1000
+MAX_ADDRESSES = 1000  # number of the newest pods whose addresses are not assigned to other pods
 
 
 class LocalCluster:
     """The cluster whose state is in `home` (default: the home that commands use).
 
-    `images` maps images to local commands (default: images.yaml), `kinds` are the kinds that can be
-    applied, and `store` returns an artifact's object store from its `s3` (default: a folder of the
-    home for each bucket).
+    `images` maps images to local commands (default: images.yaml). `kinds` are the kinds of objects
+    that can be applied. `store` returns the object store for the `s3` of an artifact (default: a
+    folder of the home for each bucket).
     """
 
     bucket = "argolocal"  # bucket of artifacts that do not name a bucket
@@ -70,8 +70,8 @@ class LocalCluster:
 
     @property
     def path(self) -> str:
-        """Folders of modules that pods import, separated as in PYTHONPATH; pods see the folders at
-        the same paths."""
+        """Folders with Python modules for pods, separated as in PYTHONPATH. Pods see these folders
+        at the same paths."""
         return os.environ.get(program.variable("PATH"), "")
 
     @cached_property
@@ -89,13 +89,13 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        # saves the import of the controller (30 ms)
+        # importing the controller takes 30 ms
         if (self.home / "objects/Deployment").exists():
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the ConfigMaps and Secrets that are not stored: (kind, name) → function that
-        returns the data."""
+        """Return the ConfigMaps and Secrets that are computed instead of stored: (kind, name) →
+        function that returns the data."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
@@ -110,7 +110,7 @@ class LocalCluster:
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """Return the files of a volume with a ConfigMap or Secret; None if the object does not
+        """Return the files of a volume with a ConfigMap or Secret, or None if the object does not
         exist."""
         files = {}
         obj = self.find(kind, name)
@@ -150,7 +150,7 @@ class LocalCluster:
         return FolderStore(folder, bucket)
 
     def address(self, pod: str) -> str:
-        """Return a pod's loopback address: a pod keeps its address, and two pods never share an
+        """Return the loopback address of a pod. It does not change, and two pods never share an
         address."""
         homes.make(self.home)
 
@@ -177,8 +177,8 @@ class LocalCluster:
     def service_variables(self) -> dict[str, str]:
         """Return the environment variables that a kubelet sets in every pod for each Service.
 
-        NAME_SERVICE_HOST is the supervisor's address. Instead of a DNS record, a headless Service
-        has these variables, too, and NAME_SERVICE_ENDPOINTS: the addresses of its pods.
+        NAME_SERVICE_HOST is the address of the supervisor. A headless Service, which has no DNS
+        record here, also has NAME_SERVICE_ENDPOINTS: the addresses of its pods.
         """
         variables = {}
 
@@ -248,7 +248,7 @@ class LocalCluster:
         return self.deployments.overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a stored object, or None. An object with an invalid name cannot exist."""
+        """Return a stored object, or None."""
         if not object_names.rule_of(kind).allows(name):
             return None
         path = self.home / "objects" / kind / f"{name}.json"
@@ -267,7 +267,7 @@ class LocalCluster:
         }
         return obj is not None and (key is None or key in keys or built_in)
 
-    def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
+    def store_objects(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises
         ConfigError."""
         for obj in objects:
@@ -290,8 +290,8 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, such as a copy; forget the
-    original's processes.
+    """Trust a home that this user did not create at this path, such as a copy. Delete the records
+    of processes that belong to the original.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """
@@ -300,8 +300,8 @@ def trust(home: Path) -> None:
 
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
-        # the file is not the record of a process
-        with suppress(OSError, InvalidDocument, *WRONG_SHAPE):
+        # a file that is not a valid record is ignored
+        with suppress(OSError, InvalidDocument, *STRUCTURE_ERRORS):
             if not mentions_home(read_object(file)["pid"], home.resolve()):
                 file.unlink()
 

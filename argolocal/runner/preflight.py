@@ -1,9 +1,8 @@
-"""The supported subset of the Argo API: `check` rejects workflows that would not run as they do on
-Argo.
+"""Reject workflows that would not run here as they do on Argo.
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and the remedy
 
-Fields and their types are checked by schema.py; this module checks their values.
+schema.py checks fields and their types, and this module checks their values.
 """
 
 import posixpath
@@ -32,8 +31,8 @@ POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 def check(
     workflow: dict[str, Any], cluster: Cluster, manifest: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of
-    this machine.
+    """Return notes for the user: the ignored fields of the workflow and its manifest, and what this
+    machine does not enforce.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
@@ -59,7 +58,7 @@ def check(
     else:
         notes = []
 
-    names = dict.fromkeys(limits.limit_names(workflow["spec"]))
+    names = dict.fromkeys(limits.find_limit_names(workflow["spec"]))
     unenforced_limits = [name for name in names if name != "memory" or not limits.available()]
     if unenforced_limits:
         notes.append(
@@ -77,8 +76,8 @@ def check(
 
 
 def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError for missing objects that pods would wait for, unless a resource template
-    may create them."""
+    """Raise ConfigError for a missing object that pods would wait for. Workflows with a resource
+    template are not checked, because it may create the object."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
     for where, kind, name, key in required_objects(spec):
@@ -226,9 +225,9 @@ def _check_callers(spec: dict[str, Any]) -> None:
                 raise ConfigError(f"{path}.withSequence.format: {error}.") from None
 
 
-def _check_expressions(value: Any, where: str) -> None:
-    """Raise ConfigError for calls of unknown functions, which would fail late or, worse, not be
-    evaluated."""
+def _check_expressions(value: object, where: str) -> None:
+    """Raise ConfigError for a call of an unknown function, which would fail late or, worse, be left
+    in the text."""
     if isinstance(value, dict):
         for key, child in value.items():
             _check_expressions(child, f"{where}.{key}")
@@ -249,7 +248,7 @@ def _check_functions(source: str, where: str) -> None:
     try:
         calls = expr.find_calls(source)
     except ExprError:
-        return  # as on Argo, an expression with a syntax error is not evaluated, or fails its node
+        return  # as on Argo, a syntax error is found when the expression is evaluated
 
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):

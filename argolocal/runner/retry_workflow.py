@@ -4,9 +4,9 @@ FormulateRetryWorkflow."""
 from typing import Any
 
 
-def reset(status: dict[str, Any]) -> dict[str, Any]:
-    """Return the status to continue a failed or stopped workflow: succeeded nodes stay, all other
-    nodes run again."""
+def reset_for_retry(status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status from which a failed or stopped workflow continues: without the nodes that
+    have not succeeded, so that they run again."""
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
 

@@ -1,14 +1,15 @@
-"""Run a manifest on this machine: this module uses the clock, processes and files, which the
-scheduler does not.
+"""Run a manifest on this machine. This module uses the clock, processes and files for the
+scheduler, which is a pure state machine.
 
-    status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's
-    WorkflowStatus
-    status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
+    cluster = LocalCluster()
+    status = LocalRun.new(manifest, parameters, cluster).run(on_change=print)    # WorkflowStatus
+    status = LocalRun.load("demo-4k2xp", cluster).run()    # resume
+    stop("demo-4k2xp", cluster)
     resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
-Every change is written to the run's journal before it takes effect, so `resume` works even after
-`kill -9` of this process: completed steps are kept, running steps are killed and start over.
-KeyboardInterrupt stops all pods gracefully and leaves a run that can be resumed.
+Every change is written to the run's journal before it takes effect, so a run can be resumed even
+after `kill -9` of this process: completed steps are not repeated, and running steps are killed and
+start again. KeyboardInterrupt stops all pods gracefully and leaves a run that can be resumed.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ from argolocal.manifest.volume_claims import claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
 from argolocal.runner import preflight
-from argolocal.runner.retry_workflow import reset
+from argolocal.runner.retry_workflow import reset_for_retry
 from argolocal.state.journal import (
     DISK_FULL,
     MANIFEST_FILE,
@@ -64,8 +65,8 @@ OnChange = Callable[[Status], None]
 def stop(name: str, cluster: Cluster) -> str:
     """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers.
 
-    Return the run's name after its end. If the run's runner is dead, this process replaces it.
-    Raises ConfigError for a completed run.
+    Return the run's name when the run has ended. If its runner is dead, this process runs the exit
+    handlers. Raises ConfigError for a completed run.
     """
     files = RunFiles(cluster.home, name)
     files.workflow()
@@ -86,7 +87,7 @@ def stop(name: str, cluster: Cluster) -> str:
                 time.sleep(0.05)
 
         if files.load()[0]["phase"] not in COMPLETED:
-            run = LocalRun.old(name, cluster)
+            run = LocalRun.load(name, cluster)
             run.shutdown = "Stop"
             run.run()
     finally:
@@ -98,8 +99,8 @@ def stop(name: str, cluster: Cluster) -> str:
 def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
     """Resume the suspended steps of a running workflow, with `values` as outputs.
 
-    Return False if no process runs the workflow. The request stays on disk until the runner has
-    journaled it. Raises ConfigError, or Busy if no step is suspended.
+    Return False if no process runs the workflow. The runner deletes the request on disk once it is
+    in the journal. Raises ConfigError, or Busy if no step is suspended.
     """
     files = RunFiles(home, name)
     workflow = files.workflow()
@@ -124,8 +125,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
 
 class LocalRun:
-    """One run, locked by this process. `name` and `files.root` can be read before the run is
-    started."""
+    """One run, which this process has locked."""
 
     def __init__(
         self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster
@@ -151,9 +151,10 @@ class LocalRun:
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
-        `warn` gets the warnings about tasks that hold nothing back.
+        `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
+        failure or result has no effect.
         """
-        identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
+        identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
 
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
@@ -177,13 +178,13 @@ class LocalRun:
             lambda spec, path: preflight.check_referenced(spec, cluster, path),
         )
 
-        files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
+        files = _create_files(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
-    def old(cls, name: str, cluster: Cluster) -> "LocalRun":
-        """Load a run from disk, and kill the processes that its last runner has left. Raises
-        ConfigError, Busy."""
+    def load(cls, name: str, cluster: Cluster) -> "LocalRun":
+        """Load a run from disk to resume it, and kill the processes that a dead runner has left.
+        Raises ConfigError, Busy."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
 
@@ -193,7 +194,7 @@ class LocalRun:
             now = format_time(time.time())
 
             if status["phase"] in FAILED:
-                status = reset(status) | {"startedAt": now}  # as in Argo's FormulateRetryWorkflow
+                status = reset_for_retry(status) | {"startedAt": now}
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
                 status = reset_interrupted(status, now)
@@ -213,9 +214,9 @@ class LocalRun:
         self, on_change: OnChange | None = None, interrupts: Interrupts | None = None
     ) -> Status:
         """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods;
-        `old` continues the run.
+        `load` then continues the run.
 
-        `interrupts`: an object whose `with` block the caller has entered (default: a new object).
+        `interrupts`: signal handlers whose `with` block the caller has entered.
         """
         self.on_change = on_change
         clean_up_shared_memory()
@@ -247,7 +248,7 @@ class LocalRun:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
-                    # the cause may be a service that exited because of a full disk
+                    # a full disk may have ended a service, which caused this error
                     if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
 
@@ -297,8 +298,7 @@ class LocalRun:
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
-        """Delete claims and artifacts that do not outlive the workflow; resuming a completed run
-        does this again."""
+        """Delete claims and artifacts that do not outlive the workflow."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -322,9 +322,9 @@ class LocalRun:
                 self.on_change(scheduler.status)
 
 
-def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
-    """Create the run on disk; the name of a CronWorkflow's run ends with the next unused second.
-    Raises ConfigError."""
+def _create_files(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
+    """Create the run on disk. The name of a CronWorkflow's run ends with its time in seconds, or,
+    if such a run exists, the next unused second. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -338,8 +338,8 @@ def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFile
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Kill the processes of pods: each has a pod's session, a pod's root as `/`, or the variable
-    program.POD."""
+    """Kill all processes of this run's pods. A process of a pod has the session of a pod, the root
+    of a pod as `/`, or the environment variable program.POD."""
     sessions = {pid: since for pid, since in pods.values()}
     pods_folder = f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

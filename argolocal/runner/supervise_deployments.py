@@ -1,8 +1,8 @@
-"""The process that supervises the Deployments. `Deployments.apply` starts this process, which
-outlives the run.
+"""The entry point of the process that supervises the Deployments. `Deployments.apply` starts this
+process, which outlives the run.
 
-python -m argolocal.runner.supervise_deployments --home .argolocal --cluster
-argolocal.runner.cluster:LocalCluster
+    python -m argolocal.runner.supervise_deployments \\
+        --home .argolocal --cluster argolocal.runner.cluster:LocalCluster
 """
 
 import argparse

@@ -1,11 +1,10 @@
 """A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/,
 logs/, pods/POD/}.
 
-The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id,
-and new `children` of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid,
-start time], null after its exit). Each line is written at once, before the change takes effect; an
-incomplete last line is ignored. manifest.yaml contains the resolved workflow, as JSON.
-"""
+Each line of the journal is a JSON object with changes of the workflow's status (`status`, `nodes`
+by id, and new `children` of otherwise unchanged nodes) and of the pods' processes (`pods`: id →
+[pid, start time], null after the exit). A line is written before its change takes effect, and an
+incomplete last line is ignored. manifest.yaml contains the resolved workflow as JSON."""
 
 import errno
 import fcntl
@@ -29,12 +28,12 @@ Status = dict[str, Any]
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-MAX_FILE_BYTES = 4 << 30  # maximum size of a file of a run that is read
+MAX_FILE_BYTES = 4 << 30  # larger files of a run are rejected
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-# exceptions that data of an unexpected structure raises
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)
-STATUS_TEXTS = ("startedAt", "finishedAt", "message")
-TEXTS = (
+# exceptions that reading data of an unexpected structure raises
+STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
+STATUS_TEXT_FIELDS = ("startedAt", "finishedAt", "message")
+NODE_TEXT_FIELDS = (
     "id",
     "name",
     "displayName",
@@ -45,14 +44,14 @@ TEXTS = (
     "startedAt",
     "message",
 )
-OBJECTS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
+NODE_OBJECT_FIELDS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
 
 
 class StateError(ArgolocalError):
-    """The state of a run cannot be written: the run is interrupted, as no event of any node can be
+    """The state of a run cannot be written. The run is interrupted, because no event can be
     recorded."""
 
 
@@ -65,25 +64,23 @@ class Busy(ArgolocalError):
 
 
 class RunFiles:
-    """The directory of one run. Only the process that holds the run's lock writes into the
-    directory."""
+    """The directory of one run. Only the process that has locked the run writes into it."""
 
     def __init__(self, home: Path, name: str) -> None:
-        """Describe the run `name`; nothing is read or written. Raises InvalidName."""
+        """Set the paths of the run `name`, without reading or writing files. Raises InvalidName."""
         self.home = home.resolve()
         self.name = RunName(name)
         self.root = self.home / "runs" / name
         self.logs = self.root / "logs"
         self.pods = self.root / "pods"
-        # file of the suspended nodes to resume, and their values
+        # file with the suspended nodes to resume and their values
         self.resume_request = self.root / "asked"
-        # file descriptors
-        self.journal = -1
+        self.journal = -1  # file descriptors; -1: closed
         self.lock_descriptor = -1
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
-        """Yield the runs of a home. A folder that has not the name of a run is passed over."""
+        """Yield the runs of a home. Folders with invalid names are skipped."""
         for path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
             name = RunName.or_none(path.parent.name)
             if name:
@@ -125,7 +122,7 @@ class RunFiles:
         status_fields = {key: value for key, value in status.items() if key != "nodes"}
         entry = {"status": status_fields, "nodes": status["nodes"]}
         try:
-            write_atomically(self.root / JOURNAL_FILE, _line(entry))
+            write_atomically(self.root / JOURNAL_FILE, _encode_line(entry))
         except OSError as error:
             raise write_error(error, self.root) from error
         self._open()
@@ -144,7 +141,7 @@ class RunFiles:
                 raise ValueError("its name, entrypoint or templates are missing")
 
             return workflow
-        except (ValueError, RecursionError, *WRONG_SHAPE) as error:
+        except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
             raise self._corrupt(path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
@@ -162,8 +159,8 @@ class RunFiles:
             ) from None
 
     def _read(self, path: Path) -> bytes:
-        """Return the content of a file of the run. Raises ConfigError for a pipe or a device, which
-        may have no end."""
+        """Return the content of a file of the run. Raises ConfigError for a pipe or device, whose
+        content may be infinite."""
         try:
             return read_regular(path, MAX_FILE_BYTES)
         except OSError as error:
@@ -172,8 +169,8 @@ class RunFiles:
             raise self._corrupt(path, error) from None
 
     def is_own_folder(self) -> bool:
-        """True if the folder is the run's: a folder of the home, not a link, whose manifest has the
-        run's name."""
+        """Return True if the folder belongs to the run: it is in the home, not a link, and its
+        manifest has the run's name."""
         is_in_home = self.root.resolve() == (self.home / "runs").resolve() / self.name
         if not is_in_home or not (self.root / MANIFEST_FILE).is_file():
             return False
@@ -202,8 +199,6 @@ class RunFiles:
                 entry = json.loads(line)
                 if "status" in entry:
                     status = {**entry["status"], "nodes": status["nodes"]}
-                else:
-                    status = status
 
                 status["nodes"].update(entry.get("nodes", {}))
                 for id, new_children in entry.get("children", {}).items():
@@ -211,13 +206,13 @@ class RunFiles:
 
                 for id, process_record in entry.get("pods", {}).items():
                     pods[id] = process_record
-            except (ValueError, RecursionError, *WRONG_SHAPE) as error:
+            except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
                 raise self._corrupt(f"{path}, line {number}", error) from None
 
         try:
             _check_status(status)
             _check_pods(pods)
-        except (ValueError, *WRONG_SHAPE) as error:
+        except (ValueError, *STRUCTURE_ERRORS) as error:
             raise self._corrupt(path, error) from error
 
         return status, {id: process_record for id, process_record in pods.items() if process_record}
@@ -227,7 +222,7 @@ class RunFiles:
             shape_problem = f"{error} is missing"
         else:
             shape_problem = "a value has the wrong type"
-        reason = shape_problem if isinstance(error, WRONG_SHAPE) else error
+        reason = shape_problem if isinstance(error, STRUCTURE_ERRORS) else error
         return ConfigError(
             f"{where} was changed ({reason}): only the runner may change it. Restore the file, or"
             f" remove {self.root} and start the run again."
@@ -242,7 +237,7 @@ class RunFiles:
 
         while not _try_lock(self.lock_descriptor):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
-            # a child that a killed runner was starting has the lock until the child calls exec
+            # a child process of a killed runner holds the lock until it calls exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
@@ -271,8 +266,8 @@ class RunFiles:
             os.close(probe)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Append one line to the journal. Raises DiskFull; the journal is then unchanged."""
-        data = _line(entry).encode()
+        """Append one line to the journal. Raises DiskFull without changing the journal."""
+        data = _encode_line(entry).encode()
         size = os.fstat(self.journal).st_size
         try:
             written = os.write(self.journal, data)
@@ -287,8 +282,7 @@ class RunFiles:
         disk = os.statvfs(self.root)
         free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
-            is_full = free_bytes < MIN_FREE_BYTES
-            if is_full:
+            if free_bytes < MIN_FREE_BYTES:
                 reason = f"{free_bytes // 1000} kB are free"
             else:
                 reason = "no more files can be created"
@@ -299,15 +293,16 @@ class RunFiles:
         for descriptor in (self.journal, self.lock_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.journal = self.lock_descriptor = -1
+        self.journal = -1
+        self.lock_descriptor = -1
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.journal = os.open(self.root / JOURNAL_FILE, flags, 0o644)
 
 
-def run_claims(run: RunFiles) -> list[str]:
-    """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an
+def claims_of_run(run: RunFiles) -> list[str]:
+    """Return the names of the claims that a run creates from its volumeClaimTemplates, or [] for an
     unknown run."""
     if not (run.root / MANIFEST_FILE).exists():
         return []
@@ -315,9 +310,9 @@ def run_claims(run: RunFiles) -> list[str]:
 
 
 def _check_status(status: Status) -> None:
-    """Raise ValueError or an exception of WRONG_SHAPE for a status that cannot be resumed."""
+    """Raise ValueError or an exception of STRUCTURE_ERRORS for a status that cannot be resumed."""
     nodes = status["nodes"]
-    if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXTS)):
+    if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXT_FIELDS)):
         raise TypeError("a text")
 
     for id, node in nodes.items():
@@ -337,9 +332,11 @@ def _check_status(status: Status) -> None:
 
 
 def _check_types(node: dict[str, Any]) -> None:
-    """Raise an exception of WRONG_SHAPE for a node with a value of another type."""
-    is_valid = all(isinstance(node.get(name) or "", str) for name in TEXTS)
-    is_valid = is_valid and all(isinstance(node.get(name) or {}, dict) for name in OBJECTS)
+    """Raise an exception of STRUCTURE_ERRORS if a value of a node has the wrong type."""
+    is_valid = all(isinstance(node.get(name) or "", str) for name in NODE_TEXT_FIELDS)
+    is_valid = is_valid and all(
+        isinstance(node.get(name) or {}, dict) for name in NODE_OBJECT_FIELDS
+    )
     is_valid = is_valid and isinstance(node.get("children") or [], list)
     if not is_valid or not all(isinstance(id, str) for id in node.get("children") or []):
         raise TypeError("a field of a node")
@@ -350,7 +347,7 @@ def _check_types(node: dict[str, Any]) -> None:
 
 
 def _check_pods(pods: dict[str, list[int]]) -> None:
-    """Raise an exception of WRONG_SHAPE for records of processes that are not numbers."""
+    """Raise an exception of STRUCTURE_ERRORS for records of processes that are not numbers."""
     for record in pods.values():
         if record and not all(isinstance(number, int) for number in record):
             raise TypeError("the record of a process")
@@ -364,13 +361,13 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _encode_line(entry: dict[str, Any]) -> str:
     return to_json(entry, separators=(",", ":")) + "\n"
 
 
 def write_error(error: OSError, root: Path) -> StateError:
-    """Return an error that says why the state of a run cannot be written to `root`, and how to fix
-    the cause."""
+    """Return an error with the reason why the state of a run cannot be written to `root`, and the
+    remedy."""
     if error.errno in DISK_FULL:
         if (root / MANIFEST_FILE).exists():
             remedy = (
@@ -392,11 +389,11 @@ def write_error(error: OSError, root: Path) -> StateError:
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """Return the status of a run whose runner died, ready to resume: running nodes start over at
+    """Return the status from which a run whose runner died continues: running nodes start again at
     `now` (RFC 3339).
 
-    Nodes that depend on a daemon wait for the daemon again: the daemon's step group or task group
-    is running again.
+    The group of a daemon is set to Running again, so that its dependents wait until the daemon has
+    restarted.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
 

@@ -1,11 +1,12 @@
-"""State shared by all runs in one home folder: mutexes, semaphores and memoized outputs.
+"""State shared by all runs in one home: mutexes, semaphores and memoized outputs.
 
-    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...));
+    locks = SharedLocks(cluster)
+    unavailable_lock, reason = locks.acquire("node", resolve_locks(...))
     locks.release("node")
 
 A slot of a lock is a file locked with flock, so the kernel releases the slot when the process exits
-for any reason; waiting processes poll. Memoized outputs are stored in ConfigMaps of the home, as in
-Argo. Source: Argo's workflow/sync and workflow/controller/cache.
+for any reason. Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
+Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
 import fcntl
@@ -39,8 +40,8 @@ class SharedLocks:
         self.held_locks: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two
-        empty strings."""
+        """Acquire all locks or none. Return the first unavailable lock and Argo's message about it,
+        or two empty strings."""
         held_locks = self.held_locks.setdefault(caller, {})
         earlier_locks = set(held_locks)
         for name, limit in locks:
@@ -120,7 +121,7 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield an old or new cache ConfigMap, and store the ConfigMap if its data has changed.
+        """Yield an existing or new cache ConfigMap, and store it if its data has changed.
 
         Raises NodeError, and ConfigError for an invalid name.
         """

@@ -1,4 +1,4 @@
-"""Check a manifest before it runs, for mistakes that Argo rejects and mistakes that Argo accepts.
+"""Check a manifest before it runs. The checks also find mistakes that Argo accepts.
 
     argolocal lint workflow.yaml templates/ -o json
 
@@ -14,7 +14,7 @@ from argolocal.common.checked_names import show
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
 from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
-from argolocal.manifest.resolve import Find, find_in
+from argolocal.manifest.resolve import Find, make_finder
 from argolocal.manifest.types import Manifest
 from argolocal.validate import applied_objects, unheeded
 from argolocal.validate.findings import Finding, Findings
@@ -45,15 +45,15 @@ def check(
 
 
 def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings about tasks that hold nothing back, such as an approval that nothing
-    waits for."""
+    """Return the findings about tasks without any effect on other tasks, such as an approval that
+    no task waits for."""
     return [finding for finding in findings if finding.rule == unheeded.RULE]
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """Return the findings of objects that may refer to each other; each object has the name of its
-    file."""
-    find = find_in(manifest for _, manifest in objects)
+    """Return the findings of objects that may refer to each other, given as pairs of a file and an
+    object."""
+    find = make_finder(manifest for _, manifest in objects)
     reports = Reports()
     return [
         finding for file, manifest in objects for finding in lint(manifest, file, find, reports)
@@ -67,17 +67,16 @@ def lint(
     reports: Reports | None = None,
 ) -> list[Finding]:
     """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as
-    a training job.
+    a training job, and of the objects that it refers to.
 
-    The findings of objects that the manifest refers to are included. With `reports`, these findings
-    are added to `reports` instead, and the result has only the findings about how the manifest uses
-    the objects.
+    With `reports`, the findings of the other objects are added to `reports` instead of returned,
+    except findings about how the manifest uses these objects.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
     if rules is None or reports is None:
         return findings.all()
-    return [*_unreported(findings.all(), rules, reports)]
+    return [*_skip_reported(findings.all(), rules, reports)]
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
@@ -109,11 +108,11 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
     return None
 
 
-def _unreported(
+def _skip_reported(
     findings: list[Finding], rules: WorkflowRules, reports: Reports
 ) -> Iterator[Finding]:
-    """Yield the findings that are not reported for other objects. A path in another object contains
-    its name."""
+    """Yield the findings that are not reported with another object. The path of a finding about
+    another object contains the object's name."""
     reported_findings = set[tuple[str, str, bool]]()
     root = rules.root
 

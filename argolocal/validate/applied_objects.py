@@ -1,8 +1,7 @@
-"""Check objects of resource templates for mistakes that the API server, a webhook or an operator
-rejects or misreads.
+"""Check the objects of resource templates for mistakes that the API server, a webhook or an
+operator rejects or misinterprets.
 
-Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other tag by
-UNKNOWN.
+First, `{{workflow.name}}` is replaced by a name of the final length, and any other tag by UNKNOWN.
 """
 
 import json
@@ -15,8 +14,8 @@ from argolocal.common.object_names import LABEL_VALUE
 from argolocal.errors import ConfigError
 from argolocal.language import selector
 from argolocal.manifest.object_labels import REPLICA_TYPE
-from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
+from argolocal.manifest.shape import ANY_OBJECTS, CONTAINER, POD, shape_errors, without_nulls
+from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED_KINDS
 from argolocal.manifest.types import Data
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
@@ -67,8 +66,7 @@ NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
 
 
 def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """Check a resource template; `workflow_name` is an example that has the length of the final
-    name."""
+    """Check a resource template. `workflow_name` is an example name with the final length."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
         message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
@@ -79,7 +77,7 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         return  # the manifest of a JSON patch is not an object, but a list of operations
 
     if resource.get("manifest"):
-        for applied_object in _read(
+        for applied_object in _parse_manifest(
             findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))
         ):
             if action in ("create", "apply", "replace"):
@@ -104,8 +102,8 @@ def check(findings: Findings, path: str, obj: Data) -> None:
     kind = str(obj.get("kind"))
     prefix = f"{path}." if path else ""
 
-    if kind in REMOVED:
-        findings.add(f"{prefix}kind", "kind", f"{REMOVED[kind]}.")
+    if kind in REMOVED_KINDS:
+        findings.add(f"{prefix}kind", "kind", f"{REMOVED_KINDS[kind]}.")
         return
 
     problems = list(shape_errors(obj, _shape_of(kind), path or "manifest"))
@@ -168,8 +166,7 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     for role in filter(spec.__contains__, INFERENCE_ROLES):
         where = f"{path}.{role}"
         pod = spec[role]
-        # a model without an image runs in the container of a serving runtime, which is another
-        # object
+        # a model without an image runs in the container of a serving runtime, a separate object
         if (pod.get("model") or {}).get("image"):
             model_containers = [(f"{where}.model", pod["model"])]
         else:
@@ -285,18 +282,18 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
             )
 
 
-def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; tags need no
-    quotes."""
+def _parse_manifest(findings: Findings, path: str, text: str) -> Sequence[Data]:
+    """Return the objects in a manifest. JSON is parsed as JSON, which is faster than as YAML, even
+    if its tags have no quotes."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:
-            value = json.loads(
-                JSON_TOKEN.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted)
+            quoted = JSON_TOKEN.sub(
+                lambda token: f'"{UNKNOWN}"' if token[0] == UNKNOWN else token[0], substituted
             )
-            return [without_nulls(value)]
+            return [without_nulls(json.loads(quoted))]
         except (ValueError, RecursionError):
-            pass  # the text is YAML that begins with a brace, or JSON that is nested too deeply
+            pass  # the text is YAML that starts with a brace, or too deeply nested JSON
 
     from argolocal.manifest.read import documents
 
@@ -321,7 +318,7 @@ def _shape_of(kind: str) -> dict[str, Any]:
 
     if kind in JOBS:
         replicas = {JOBS[kind].replicas_field: {"": {"template": template}}}
-        spec = {**replicas, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ITEMS}}
+        spec = {**replicas, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ANY_OBJECTS}}
     elif kind == "Pod":
         spec = POD
     elif kind == "CronJob":
@@ -393,8 +390,8 @@ def check_labels(findings: Findings, path: str, labels: Data) -> None:
 
 
 def _check_selector(findings: Findings, path: str, spec: Data) -> None:
-    """Check that the selector matches the pod template's labels. A selector or label with a tag
-    always matches."""
+    """Check that the selector matches the labels of the pod template. A selector or label that
+    contains a template tag counts as matching."""
     labels = _get_nested(spec, ("template", "metadata", "labels"))
     for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
         if (

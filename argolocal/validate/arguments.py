@@ -6,7 +6,7 @@ Source: Argo's validateArguments and ProcessArgs.
 from collections import Counter
 
 from argolocal.errors import did_you_mean
-from argolocal.language.gofmt import INTEGER, anystring
+from argolocal.language.gofmt import INTEGER, to_argo_string
 from argolocal.manifest import tag_scope
 from argolocal.manifest.tag_scope import PARAMETER_NAME, names
 from argolocal.manifest.types import Data
@@ -37,7 +37,8 @@ VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # fields of valueFrom 
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
-    """Check `arguments`; `allow_later`: a later argument, such as -p, may supply missing values."""
+    """Check `arguments`. With `allow_later`, values may be missing, because -p may set them
+    later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -89,10 +90,10 @@ def check_inputs(
     allow_extra: bool = False,
     allow_later: bool = False,
 ) -> None:
-    """Check that a call passes the inputs of a template; messages call the template `title`.
+    """Check that a call passes the inputs of a template, which messages call `title`.
 
-    `allow_extra`: arguments without an input are allowed. `allow_later`: missing arguments may be
-    supplied later.
+    `allow_extra`: accept arguments without an input. `allow_later`: accept missing arguments, which
+    may be set later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
@@ -102,8 +103,8 @@ def check_inputs(
         for name in (
             [] if allow_extra else [name for name in passed_names if name not in input_names]
         ):
-            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt
-            # input that lacks one
+            # Argo accepts unknown arguments. This one is fatal only if it may be the misspelt name
+            # of an input without an argument.
             suggestion = did_you_mean(name, input_names.difference(passed_names))
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
@@ -156,8 +157,8 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout from arguments has a unit: Argo substitutes known values before it
-    checks the timeout."""
+    """Check that a timeout whose value comes from arguments has a unit, because Argo substitutes
+    known values before it checks the timeout."""
     values: dict[str, str] = {}
 
     inputs = template.get("inputs") or {}
@@ -168,7 +169,7 @@ def check_timeout(
     ):
         for parameter in holder.get("parameters") or []:
             value = parameter.get("value", parameter.get("default", ""))
-            values[f"{prefix}.parameters.{parameter.get('name')}"] = anystring(value)
+            values[f"{prefix}.parameters.{parameter.get('name')}"] = to_argo_string(value)
 
     text = str(template.get("timeout", ""))
     for _ in range(2):  # the value of an argument may be a tag, too
@@ -196,10 +197,10 @@ def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later
         findings.add(path, "argument", "the value is missing: give a value.")
 
     if not allow_later and isinstance(choices, list) and choices:
-        allowed_values = [anystring(choice) for choice in choices]
+        allowed_values = [to_argo_string(choice) for choice in choices]
         value = parameter.get("value")
         if value is None or (
-            "{{" not in (value := anystring(value)) and value not in allowed_values
+            "{{" not in (value := to_argo_string(value)) and value not in allowed_values
         ):
             findings.add(
                 f"{path}.value",

@@ -12,8 +12,7 @@ MAX_NAMES = 6  # maximum number of names in a hint
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a manifest: path, rule, and a message with the fix. A `fatal` problem prevents
-    the run."""
+    """A problem of a manifest. Its message names the remedy. A `fatal` problem prevents the run."""
 
     file: str
     path: str
@@ -28,8 +27,8 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. A problem of an image is one finding even if many
-    containers use it."""
+    """Collects findings in order and without duplicates. A problem of an image is one finding, even
+    if many containers use the image."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -44,8 +43,8 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, word: str, names: Iterable[str]) -> str:
-        """Return `did_you_mean`, but only for the first MAX_HINTS mistakes: a search in many names
-        is slow."""
+        """Call `did_you_mean` for the first MAX_HINTS mistakes, and return "" for all others,
+        because a search in many names is slow."""
         self.hint_count += 1
         if self.hint_count <= MAX_HINTS:
             return did_you_mean(word, set(names))

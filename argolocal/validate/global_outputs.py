@@ -1,28 +1,28 @@
-"""The scope of `workflow.outputs`: Argo's validation walks from the entrypoint, and collects global
-outputs on the way.
+"""The scope of `workflow.outputs`. Argo's validation visits all templates from the entrypoint, and
+collects global outputs on the way.
 
-    outputs = GlobalOutputs(templates, ["main", "exit"]); outputs.tags_at(step)
+    outputs = GlobalOutputs(templates, ["main", "exit"])
+    outputs.tags_at(step)
 
-An output with a globalName is known after the visit of the template that has it: in later steps, in
-the whole DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the
-entrypoint and of a hook's template are never known. If a globalName contains tags, any name is
-allowed. Source: validate.go, addOutputsToScope.
-"""
+An output with a globalName is known after the visit of its template: in later steps, in the entire
+DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint
+and of a hook's template are never known. If a globalName contains tags, any name is known. Source:
+validate.go, addOutputsToScope."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from argolocal.manifest.resolve import all_templates
-from argolocal.manifest.tag_scope import Names, global_outputs
+from argolocal.manifest.tag_scope import TagSet, global_outputs
 from argolocal.manifest.types import Data
 
 ANY_OUTPUT = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
-MISSING_TEMPLATE: Data = {}  # stands for a template that is not in the manifest
+MISSING_TEMPLATE: Data = {}  # used in place of a template that is not in the manifest
 
 
 class GlobalOutputs:
-    """Global outputs that are known at a template or step; in expressions, which Argo does not
-    check, all are known."""
+    """The global outputs that are known in a template or step. In expressions, which Argo does not
+    check, all global outputs are known."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
@@ -32,21 +32,21 @@ class GlobalOutputs:
         self.all_tags = set[str]().union(*map(global_outputs, bodies))
         self.expression_tags = {f"={tag}" for tag in self.all_tags} | (self.all_tags & ANY_OUTPUT)
         self.known_tags: set[str] = set()
-        self.known_names = Names(self.expression_tags)
-        self.all_names = Names(self.all_tags | self.expression_tags)
-        self.names_by_id: dict[int, Names] = {}  # id of a template or step → known tags
+        self.known_names = TagSet(self.expression_tags)
+        self.all_names = TagSet(self.all_tags | self.expression_tags)
+        self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
 
         # WorkflowRules reports a missing entrypoint
         if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:
             self._walk([templates[name] for name in roots if name in templates])
 
-    def tags_at(self, holder: Data) -> Names:
+    def tags_at(self, holder: Data) -> TagSet:
         """Return the tags that are known when Argo checks this step or template."""
         return self.names_by_id.get(id(holder), self.all_names)
 
     def _walk(self, roots: list[Data]) -> None:
         visits = [self._visit(template) for template in reversed(roots)]
-        # a recursion would fail, as templates may be nested deeper than Python's stack
+        # not recursive, because templates may be nested deeper than Python's stack
         while visits:
             template = next(visits[-1], None)
             if template is None:
@@ -55,7 +55,7 @@ class GlobalOutputs:
                 visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template. Yields the templates to visit before the rest of this template."""
+        """Visit a template. Yield the templates that must be visited before the visit goes on."""
         if id(template) in self.names_by_id:
             return
 
@@ -75,8 +75,8 @@ class GlobalOutputs:
         self.names_by_id[id(template)] = self.known_names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Visit the tasks of a DAG. Argo visits them in random order, so all other tasks may come
-        before a task."""
+        """Visit the tasks of a DAG. In each task, the outputs of all other tasks are known, because
+        Argo visits the tasks in random order."""
         called_templates = [called_template for _, called_template in self._calls(dag)]
         outputs = [self._outputs_below(called_template) for called_template in called_templates]
         counts = Counter(tag for tags in outputs for tag in tags)
@@ -91,7 +91,7 @@ class GlobalOutputs:
     def _set_known(self, tags: set[str]) -> None:
         if tags != self.known_tags:
             self.known_tags = tags
-            self.known_names = Names(tags | self.expression_tags)
+            self.known_names = TagSet(tags | self.expression_tags)
 
     def _outputs_below(self, root: Data) -> set[str]:
         """Return the global tags that the template `root` and the templates that it calls set."""

@@ -1,5 +1,5 @@
-"""Check dependencies of tasks: `depends` and `dependencies` must parse, name existing tasks, and
-not be cyclic."""
+"""Check that `depends` and `dependencies` of tasks can be parsed, name existing tasks, and are not
+cyclic."""
 
 import ast
 import re
@@ -42,8 +42,8 @@ def check(
                 f'the task "{name}" does not exist.{findings.hint(name, tasks)}',
             )
 
-    has_depends = any("depends" in t for t in tasks.values())
-    if has_depends and any("dependencies" in t for t in tasks.values()):
+    has_depends = any("depends" in task for task in tasks.values())
+    if has_depends and any("dependencies" in task for task in tasks.values()):
         findings.add(
             path, "depends", "the DAG has both depends and dependencies: it must use one of them."
         )
@@ -79,11 +79,11 @@ def check(
     return predecessors
 
 
-def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function f; f(task)(other) is True if the task `other` has certainly finished when
-    `task` starts.
+def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
+    """Return a function f for which f(task)(other) is True if the task `other` has always finished
+    when `task` starts.
 
-    The ancestors of a task are the bits of an integer, because sets of names would need more
+    An integer represents the ancestors of a task by its bits, because sets of names would need more
     memory.
     """
     bits = {name: 1 << number for number, name in enumerate(predecessors)}
@@ -98,8 +98,8 @@ def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str
 
 
 def results_awaited_by(task: Data) -> list[tuple[str, str]]:
-    """Return the names of the tasks that `task` waits for, each with a result, such as Failed, or
-    an empty text."""
+    """Return the tasks that `task` waits for as pairs of a name and a result, such as Failed, or
+    ""."""
     depends = str(task.get("depends") or "")
     dependencies = task.get("dependencies") or []
     return [*TASK_REFERENCE.findall(depends), *((str(name), "") for name in dependencies)]

@@ -42,7 +42,7 @@ Containers = Iterable[tuple[str, Data]]
 
 
 def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
-    """Yield the path and body of each container of a pod; `lists`: fields with containers."""
+    """Yield the path and the body of each container in the fields `lists` of a pod."""
     for key in lists or ("initContainers", "containers"):
         for number, container in enumerate(pod.get(key) or []):
             yield f"{path}.{key}[{container.get('name', number)}]", container
@@ -51,10 +51,9 @@ def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data
 def check(
     findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True
 ) -> None:
-    """Check containers and their `pod`, which is a PodSpec, or a template that has fields of a
-    PodSpec.
+    """Check containers and their `pod`, which is a PodSpec or a template with fields of a PodSpec.
 
-    `is_complete`: False for a PodSpec that overrides fields of another PodSpec.
+    `is_complete`: False for a PodSpec that only overrides fields of another PodSpec.
     """
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
@@ -238,7 +237,7 @@ def runs_shell(template: Data) -> bool:
 
 
 def _runs_shell(container: Data) -> bool:
-    """Return True if the container runs `sh -c`, also via env, tini, timeout or busybox."""
+    """Return True if the container runs `sh -c`, directly or via env, tini, timeout or busybox."""
     command = [str(word) for word in container.get("command") or []]
     words = [*command, *map(str, container.get("args") or [])]
     starts_shell = any(
@@ -264,6 +263,6 @@ def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
 
 
 def shell_message(command: str) -> str:
-    """Return the message for shell syntax, `$(command)`, without a shell."""
+    """Return the message about `$(command)` in a container that runs no shell."""
     remedy = "Run it with `sh -c`, or use a tag, such as {{workflow.creationTimestamp.Y}}"
     return f"$({command}) is not expanded, because no shell runs the command. {remedy}."

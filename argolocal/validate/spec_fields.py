@@ -1,5 +1,5 @@
-"""Check tags in the fields of a spec besides its templates. Argo's validation does not read these
-fields: a tag that has no value there remains in the text, so each finding is a warning.
+"""Check tags in the fields of a spec other than `templates`. Argo's validation does not read these
+fields: a tag without a value remains in the text, so each finding is a warning.
 
 Source: substituteGlobalVariables, substituteParamsInVolumes, substitutePodParams,
 processPodSpecPatch and SubstituteParams (Argo 4.0.7).
@@ -8,12 +8,12 @@ processPodSpecPatch and SubstituteParams (Argo 4.0.7).
 from collections.abc import Iterable
 
 from argolocal.manifest import tag_scope
-from argolocal.manifest.tag_scope import Names, Nodes, Scope
+from argolocal.manifest.tag_scope import Nodes, Scope, TagSet
 from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
 from argolocal.validate.workflow_facts import WorkflowFacts
 
-# fields that are copied into each pod, where the inputs of the pod's template have a value
+# fields that Argo copies into each pod, so that inputs of the pod's template have a value
 POD_FIELDS = (
     "affinity",
     "dnsConfig",
@@ -28,13 +28,13 @@ POD_FIELDS = (
     "tolerations",
     "volumes",
 )
-# fields that become parts of a template, in which all tags of the template have a value
+# fields that Argo copies into templates, so that all tags of the template have a value
 TEMPLATE_FIELDS = ("arguments", "hooks", "podSpecPatch", "templateDefaults")
 ITEM_TAGS = ("item", "tasks.name", "steps.name")
 
 
 class SpecScopes:
-    """The scopes of the fields of a spec; `global_names`: tags that have a value in all fields."""
+    """The scopes of the fields of a spec. `global_names` are tags with a value in all fields."""
 
     def __init__(self, facts: WorkflowFacts, global_names: Iterable[str]) -> None:
         templates = facts.templates
@@ -45,10 +45,10 @@ class SpecScopes:
         }
         paths = {tag for template in templates.values() for tag in tag_scope.path_tags(template)}
 
-        self.everywhere = Names(global_names)
-        self.in_pods = Names({"pod.name", *inputs})
-        self.in_templates = Names({"outputs", *paths, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
-        self.nodes = Names(_node_tags(templates))
+        self.everywhere = TagSet(global_names)
+        self.in_pods = TagSet({"pod.name", *inputs})
+        self.in_templates = TagSet({"outputs", *paths, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
+        self.nodes = TagSet(_node_tags(templates))
 
     def scope(self, field: str) -> Scope:
         """Return the scope of a field of the spec."""

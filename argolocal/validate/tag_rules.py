@@ -3,23 +3,21 @@
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from argolocal.common.wording import cut
 from argolocal.language import expr
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import TAG
-from argolocal.manifest.tag_scope import Scope, texts
+from argolocal.manifest.tag_scope import Scope, find_strings
 from argolocal.validate.findings import Findings
 
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
 # first words of the tags that are substituted
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
-# all first words of tags; Argo leaves a tag with another first word in the text, such as a tag of
-# Jinja
+# all first words of Argo's tags; other tags, such as tags of Jinja, remain in the text
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
 SIMILARITY = 0.8  # lowest similarity of a misspelt first word
-# tags of an attempt of a step; Argo leaves other tags with these first words in the text
+# tags of an attempt of a step; other tags with these first words remain in the text
 ATTEMPT_TAGS = (
     "node.name",
     "retries",
@@ -29,15 +27,15 @@ ATTEMPT_TAGS = (
     "lastRetry.message",
 )
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
-# A tag that begins with one of these is not checked by Argo, but remains in the text if it does not
-# have a value. Source: validate.go, resolveAllVariables.
+# Argo does not check tags with these prefixes. Without a value, they remain in the text. Source:
+# validate.go, resolveAllVariables.
 UNCHECKED = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
 METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Use:
-    """Use of a text with a tag: these facts decide whether a tag without a value prevents the run.
+    """The uses of a text, which determine whether a tag without a value prevents the run.
 
     `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation
     reads the text. `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
@@ -49,8 +47,8 @@ class Use:
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if Argo rejects the tag, or a run would use its text; `name` is a name that
-        `tag` reads."""
+        """Return True if Argo rejects the tag, or a run would use the text of the tag. `name` is a
+        name in the tag."""
         if name.startswith("workflow.parameters") and not self.parameters_known:
             return False
         if tag.startswith("="):
@@ -63,7 +61,7 @@ class Use:
         return self.is_used or (self.is_validated and name != "item")
 
 
-def check(findings: Findings, path: str, value: Any, scope: Scope, use: Use) -> None:
+def check(findings: Findings, path: str, value: object, scope: Scope, use: Use) -> None:
     """Check that every tag in `value` is in `scope`."""
     for where, text in find_tagged_texts(findings, path, value):
         check_text(findings, where, text, scope, use)
@@ -99,7 +97,7 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
 
 def _correct_first_word(name: str) -> str:
     """Return the tag that a name with a misspelt first word seems to mean, or ""."""
-    first_word, dot, rest = name.partition(".")
+    first_word, dot, path = name.partition(".")
     if first_word in ("node", "retries", "lastRetry"):
         if name in ATTEMPT_TAGS or not dot:
             return ""
@@ -112,15 +110,11 @@ def _correct_first_word(name: str) -> str:
     similar_words = difflib.get_close_matches(
         first_word.lower(), map(str.lower, FIRST_WORDS), 1, SIMILARITY
     )
-    if similar_words:
-        index = [word.lower() for word in FIRST_WORDS].index(similar_words[0])
-    else:
-        index = None
-
-    if index is None:
+    if not similar_words:
         return ""
 
-    return f"{FIRST_WORDS[index]}{dot}{rest}"
+    index = [word.lower() for word in FIRST_WORDS].index(similar_words[0])
+    return f"{FIRST_WORDS[index]}{dot}{path}"
 
 
 def _has_value(tag: str, name: str, scope: Scope) -> bool:
@@ -129,10 +123,10 @@ def _has_value(tag: str, name: str, scope: Scope) -> bool:
     return name in scope
 
 
-def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
+def find_tagged_texts(findings: Findings, path: str, value: object) -> list[tuple[str, str]]:
     """Return path and text of the strings in `value` that contain tags, and report unclosed
     tags."""
-    tagged_texts = [(where, text) for where, text in texts(value, path) if "{{" in text]
+    tagged_texts = [(where, text) for where, text in find_strings(value, path) if "{{" in text]
     for where, text in tagged_texts:
         if "{{" in TAG.sub("", text):
             findings.add(where, "tag", f'"{cut(text)}" has a {{{{ without }}}}: close the tag.')

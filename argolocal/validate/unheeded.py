@@ -1,18 +1,16 @@
-"""Warn about tasks that hold nothing back: a suspend that nothing waits for, and outputs that no
-task reads.
+"""Warn about tasks that do not affect other tasks: a suspend that no task waits for, and outputs
+that no task reads.
 
-Argo runs such a workflow as if the task were not there: the model of a pipeline is released without
-the approval, or in spite of the result of a quality check. A task of a nested template holds back
-whatever follows the caller of this template, so the check walks from the entrypoint into the nested
-templates.
+Argo runs such a workflow as if the task did not exist. For example, it releases a model without the
+approval, or despite a failed quality check. A task of a nested template affects the tasks that
+follow the caller of this template, so the check walks from the entrypoint into nested templates.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from argolocal.manifest.tag_scope import names, texts
+from argolocal.manifest.tag_scope import find_strings, names
 from argolocal.manifest.types import Data
 from argolocal.validate import graph
 from argolocal.validate.findings import Findings
@@ -20,7 +18,7 @@ from argolocal.validate.findings import Findings
 TASK_TAG = re.compile(r"""\b(?:tasks|steps)\s*(?:\.\s*|\[\s*["'])([-\w]+)""")
 RULE = "gate"
 OUTPUT_FIELDS = ("parameters", "artifacts")
-# fields of an artifact that say nothing about where it is stored
+# fields of an artifact that are not its storage location
 ARTIFACT_FIELDS = {
     "name",
     "path",
@@ -39,13 +37,12 @@ ARTIFACT_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Site:
-    """A template, and where it runs.
+class TemplateUse:
+    """A use of a template.
 
-    `path`: where findings report its tasks; `is_own`: it belongs to the checked manifest, and
-    `path` is its own. `is_awaited`: something runs after it. `is_read`: its outputs are read, or
-    are outputs of the workflow.
-    """
+    `path`: path in findings about its tasks. `is_own`: the template belongs to the checked
+    manifest, and `path` is the template's path. `is_awaited`: a later task waits for it. `is_read`:
+    its outputs are read, or are outputs of the workflow."""
 
     template: Data
     path: str
@@ -70,16 +67,18 @@ class Call:
         return "dag" in self.template or "steps" in self.template
 
 
-def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: Any) -> None:
-    """Check the tasks that run from the entrypoint; `path` is the path of the templates.
+def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: object) -> None:
+    """Check the tasks that run from the entrypoint. `path` is the path of the templates.
 
-    Without an entrypoint, other workflows use the templates, and may wait for the whole of each
+    Without an entrypoint, other workflows use the templates, and their tasks may wait for any
     template.
     """
-    own_roots = [str(entrypoint)] if entrypoint else _uncalled(templates)
+    own_roots = [str(entrypoint)] if entrypoint else _uncalled_templates(templates)
     roots = [name for name in own_roots if name in templates]
-    sites = [Site(templates[name], f"{path}[{name}]", is_awaited=not entrypoint) for name in roots]
-    calls = [*_calls(sites, path, templates)]
+    template_uses = [
+        TemplateUse(templates[name], f"{path}[{name}]", is_awaited=not entrypoint) for name in roots
+    ]
+    calls = [*_find_calls(template_uses, path, templates)]
 
     last_templates = {
         id(call.template)
@@ -99,10 +98,8 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
 
 
 def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
-    """Warn if nobody can use an output of the call; `others_end`: the workflow has another last
-    task.
-
-    The outputs of the only last task are the results of the workflow.
+    """Warn if no task can use an output of the call. `others_end`: the workflow has another last
+    task. The outputs of a single last task count as results of the workflow.
     """
     outputs = call.template.get("outputs") or {}
 
@@ -132,24 +129,31 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
     findings.warn(call.path, RULE, f"{message}: {remedy}")
 
 
-def _calls(sites: list[Site], path: str, templates: Mapping[str, Data]) -> Iterator[Call]:
-    """Yield the calls at these sites, and in the templates that they call."""
+def _find_calls(
+    template_uses: list[TemplateUse], path: str, templates: Mapping[str, Data]
+) -> Iterator[Call]:
+    """Yield the calls of these uses of templates, and in the templates that they call."""
     seen: set[tuple[int, str, bool, bool]] = set()
 
-    while sites:  # a recursion would fail, as templates may be nested deeper than Python's stack
-        site = sites.pop()
-        identity = (id(site.template), site.path, site.is_awaited, site.is_read)
+    # not recursive, because templates may be nested deeper than Python's stack
+    while template_uses:
+        template_use = template_uses.pop()
+        identity = (
+            id(template_use.template),
+            template_use.path,
+            template_use.is_awaited,
+            template_use.is_read,
+        )
         if identity in seen:
             continue
 
         seen.add(identity)
-        for call in _calls_in(site, templates):
+        for call in _calls_in(template_use, templates):
             yield call
             if not call.is_group:
                 continue
 
-            # A template of another object may be right for other callers, so its caller is
-            # reported.
+            # a template of another object may be correct for other callers, so report its caller
             is_inline = call.template.get("name") not in templates
             if is_inline:
                 own_path = f"{call.path}.inline"
@@ -157,16 +161,16 @@ def _calls(sites: list[Site], path: str, templates: Mapping[str, Data]) -> Itera
                 own_path = f"{path}[{call.template.get('name')}]"
 
             callee_path = own_path if call.is_own else call.path
-            sites.append(
-                Site(call.template, callee_path, call.is_own, call.is_awaited, call.is_read)
+            template_uses.append(
+                TemplateUse(call.template, callee_path, call.is_own, call.is_awaited, call.is_read)
             )
 
 
-def _calls_in(site: Site, templates: Mapping[str, Data]) -> Iterator[Call]:
-    template = site.template
+def _calls_in(template_use: TemplateUse, templates: Mapping[str, Data]) -> Iterator[Call]:
+    template = template_use.template
     tasks = [*_tasks_in(template)]
-    awaited = _awaited(template)
-    exported = _exported_tasks(template, site.is_read)
+    awaited = _awaited_tasks(template)
+    exported = _exported_tasks(template, template_use.is_read)
     read = {name: _tasks_named_in(task, except_for=name) for name, _, task in tasks}
     read_by_others = set[str]().union(*read.values())
 
@@ -178,10 +182,10 @@ def _calls_in(site: Site, templates: Mapping[str, Data]) -> Iterator[Call]:
 
         yield Call(
             name=name,
-            path=f"{site.path}.{path}" if site.is_own else site.path,
+            path=f"{template_use.path}.{path}" if template_use.is_own else template_use.path,
             template=called_template,
-            is_own=site.is_own and "/" not in reference,
-            is_awaited=site.is_awaited or name in awaited or _has_exit_hook(task),
+            is_own=template_use.is_own and "/" not in reference,
+            is_awaited=template_use.is_awaited or name in awaited or _has_exit_hook(task),
             is_read=name in read_by_others or name in exported,
         )
 
@@ -197,7 +201,7 @@ def _tasks_in(template: Data) -> Iterator[tuple[str, str, Data]]:
             yield name, f"steps[{number}][{name}]", step
 
 
-def _awaited(template: Data) -> set[str]:
+def _awaited_tasks(template: Data) -> set[str]:
     """Return the tasks of a DAG on which another task depends, or the steps that are not in the
     last group."""
     if "dag" in template:
@@ -212,14 +216,14 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _tasks_named_in(task: Data, except_for: str) -> set[str]:
-    """Return the tasks that a task reads, in its hooks also itself."""
+    """Return the tasks whose values a task reads. Its hooks may also read the task itself."""
     body = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
-    return (_named_in(body) - {except_for}) | _named_in(hooks)
+    return (_find_task_names(body) - {except_for}) | _find_task_names(hooks)
 
 
 def _exported_tasks(template: Data, is_read: bool) -> set[str]:
-    """Return the tasks whose values leave the template by its outputs, metrics and other fields."""
+    """Return the tasks whose values the outputs, metrics and other fields of the template use."""
     outputs = template.get("outputs") or {}
     used_outputs = [
         output
@@ -230,22 +234,23 @@ def _exported_tasks(template: Data, is_read: bool) -> set[str]:
     other_fields = {
         key: value for key, value in template.items() if key not in ("dag", "steps", "outputs")
     }
-    return _named_in([used_outputs, other_fields])
+    return _find_task_names([used_outputs, other_fields])
 
 
-def _named_in(value: Any) -> set[str]:
-    return {name for _, text in texts(value, "") for name in TASK_TAG.findall(text)}
+def _find_task_names(value: object) -> set[str]:
+    return {name for _, text in find_strings(value, "") for name in TASK_TAG.findall(text)}
 
 
 def _is_exported(output: Data) -> bool:
-    """Return True if an output leaves the workflow: by a global name, or to a place of its own."""
+    """Return True if an output is visible outside of the workflow, because it has a globalName or a
+    storage location."""
     is_artifact_with_key = "path" in output and bool(
         output.keys() - ARTIFACT_FIELDS - {"valueFrom"}
     )
     return bool(output.get("globalName")) or is_artifact_with_key
 
 
-def _uncalled(templates: Mapping[str, Data]) -> list[str]:
+def _uncalled_templates(templates: Mapping[str, Data]) -> list[str]:
     """Return the own templates that no other own template calls."""
     called = {
         str(task.get("template"))

@@ -1,5 +1,5 @@
-"""Facts about a workflow that its rules need: its templates, the tags that have a value, and which
-values are used."""
+"""Compute the facts about a workflow that its rules need: its templates, the tags that have a
+value, and the values that are used."""
 
 import re
 from functools import cached_property
@@ -8,7 +8,7 @@ from typing import Any
 from argolocal.language.substitute import TAG
 from argolocal.manifest import object_labels as argo_names
 from argolocal.manifest import resolve, shape, tag_scope
-from argolocal.manifest.tag_scope import Names, names
+from argolocal.manifest.tag_scope import TagSet, names
 from argolocal.manifest.types import Manifest
 from argolocal.validate.findings import Findings
 from argolocal.validate.global_outputs import GlobalOutputs
@@ -38,11 +38,10 @@ class WorkflowFacts:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Templates of each referenced object, by the object's scope; None if the object is
-        missing."""
+        """Scope of a referenced object → its templates, or None if the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
-        resolve.qualify(self.spec, "", self.root, references)
+        resolve.qualify_names(self.spec, "", self.root, references)
 
         while references:
             scope, reference, _ = references.pop()
@@ -56,7 +55,7 @@ class WorkflowFacts:
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _by_name(spec)
 
-                resolve.qualify(spec, scope, f"{scope}.spec", references)
+                resolve.qualify_names(spec, scope, f"{scope}.spec", references)
 
         return templates
 
@@ -70,18 +69,18 @@ class WorkflowFacts:
         # `stored_templates` also writes full template names into callers
         stored = self.stored_templates.items()
         return _by_name(self.spec) | {
-            f"{scope}/{name}": t
+            f"{scope}/{name}": template
             for scope, templates in stored
-            for name, t in (templates or {}).items()
+            for name, template in (templates or {}).items()
         }
 
     @cached_property
-    def workflow_tags(self) -> Names:
-        return Names(tag_scope.workflow_tags(self.spec, self.workflow_metadata))
+    def workflow_tags(self) -> TagSet:
+        return TagSet(tag_scope.workflow_tags(self.spec, self.workflow_metadata))
 
     @property
     def workflow_metadata(self) -> Manifest:
-        """Labels and annotations of the workflow besides those of its spec. Source:
+        """Labels and annotations of the workflow that are not in its spec. Source:
         ConvertCronWorkflowToWorkflow."""
         metadata = self.manifest.get("metadata") or {}
 
@@ -123,8 +122,8 @@ class WorkflowFacts:
         }
 
     def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates named in `queue` and all templates that they call; `hooks`: also in
-        their hooks."""
+        """Return the templates named in `queue` and all templates that they call. With `hooks`,
+        include the templates that their hooks call."""
         templates: dict[str, Manifest] = {}
 
         while queue:
@@ -186,10 +185,12 @@ class WorkflowFacts:
         return unpassed_inputs
 
     @cached_property
-    def tags_while_running(self) -> Names:
-        return Names(self.workflow_tags.names - {"workflow.failures", "=workflow.failures"})
+    def tags_while_running(self) -> TagSet:
+        return TagSet(self.workflow_tags.names - {"workflow.failures", "=workflow.failures"})
 
-    def global_tags(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
+    def global_tags(
+        self, template: Manifest, step: Manifest | None = None
+    ) -> tuple[TagSet, TagSet]:
         """Return the global tags that are known in a template, or at one of its steps."""
         if id(template) in self.running_ids:
             workflow_tags = self.tags_while_running
@@ -201,7 +202,7 @@ class WorkflowFacts:
     def used_parameters(self) -> set[str]:
         """Names of the workflow's parameters that a template reads."""
         used_names = set[str]()
-        for _, text in tag_scope.texts([*self.templates.values()], ""):
+        for _, text in tag_scope.find_strings([*self.templates.values()], ""):
             if "workflow.parameters." in text:
                 used_names.update(
                     {name for tag in TAG.findall(text) for name in PARAMETER_TAG.findall(tag)}
@@ -221,11 +222,11 @@ def _by_name(spec: Manifest) -> dict[str, Manifest]:
 
 
 def reads_input(template: Manifest, name: str) -> bool:
-    """Return True if a field of the template besides its inputs may read the input parameter
+    """Return True if a field of the template other than `inputs` may read the input parameter
     `name`."""
     body = {key: value for key, value in template.items() if key != "inputs"}
     texts_with_inputs = [
-        text for _, text in tag_scope.texts(body, "") if "inputs.parameters" in text
+        text for _, text in tag_scope.find_strings(body, "") if "inputs.parameters" in text
     ]
     return any(
         name in text or "inputs.parameters}}" in text.replace(" ", "") for text in texts_with_inputs

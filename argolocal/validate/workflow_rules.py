@@ -5,14 +5,13 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.manifest import cron as crontab
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.allowed_values import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
-from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
+from argolocal.manifest.tag_scope import LoopItemTags, Nodes, Scope, TagSet, names
 from argolocal.manifest.types import Manifest
 from argolocal.validate import (
     applied_objects,
@@ -55,7 +54,7 @@ READ_TEXT = Use()
 
 
 class WorkflowRules(WorkflowFacts):
-    """All rules for one manifest; the method `run` adds the problems to `findings`."""
+    """The rules for one manifest. The method `run` adds the problems to `findings`."""
 
     def run(self) -> None:
         self.check_metadata()
@@ -94,7 +93,7 @@ class WorkflowRules(WorkflowFacts):
             self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", message)
 
         strategy = (self.spec.get("podGC") or {}).get("strategy") or POD_GC_STRATEGIES[0]
-        if (strategy) not in POD_GC_STRATEGIES:
+        if strategy not in POD_GC_STRATEGIES:
             hint = self.findings.hint(str(strategy), POD_GC_STRATEGIES)
             self.add(
                 f"{self.root}.podGC.strategy",
@@ -126,12 +125,12 @@ class WorkflowRules(WorkflowFacts):
         )
 
     def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
-        """Check the tags outside of templates, which Argo's validation sees only where they are
-        inserted."""
+        """Check the tags outside of templates, which Argo's validation reads only after they were
+        inserted into templates."""
         known_tags = (
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )
-        scope = Scope((Names(known_tags),))
+        scope = Scope((TagSet(known_tags),))
         scopes = spec_fields.SpecScopes(self, known_tags)
 
         for parameter in workflow_arguments.get("parameters") or []:
@@ -141,7 +140,7 @@ class WorkflowRules(WorkflowFacts):
 
         for key, value in self.spec.items():
             if key != "templates":
-                for where, text in tag_scope.texts(value, f"{self.root}.{key}"):
+                for where, text in tag_scope.find_strings(value, f"{self.root}.{key}"):
                     spec_fields.check_tags(self, key, where, text, scopes.scope(key))
 
     def merge_template_ref(self) -> bool:
@@ -313,7 +312,7 @@ class WorkflowRules(WorkflowFacts):
                 tags.add("pod.name")
 
             layers = (
-                Names(tags),
+                TagSet(tags),
                 *(task_scope.layers if task_scope else self.global_tags(template)),
             )
             if task_scope:
@@ -330,8 +329,8 @@ class WorkflowRules(WorkflowFacts):
             self.check_inputs(path, template, scope)
 
     def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
-        """Check the tags in the inputs of a template. An argument replaces the value of an input,
-        and its tags.
+        """Check the tags in the inputs of a template. An argument replaces the value of an input
+        with its tags.
 
         Source: ProcessArgs, validateLeaf.
         """
@@ -354,7 +353,8 @@ class WorkflowRules(WorkflowFacts):
                 )
 
     def check_pod(self, path: str, template: Manifest) -> None:
-        """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
+        """Check a pod, with `templateDefaults` and the spec as defaults of the template's
+        fields."""
         defaults = self.template_defaults
         merged_template = {**defaults, **template}
 
@@ -402,8 +402,8 @@ class WorkflowRules(WorkflowFacts):
             return
 
         nodes = Nodes("tasks", tasks, self.templates)
-        finished = graph.finished_before(predecessors)
-        layers = (Names(inputs), *self.global_tags(template))
+        finished = graph.find_finished_before(predecessors)
+        layers = (TagSet(inputs), *self.global_tags(template))
 
         for name, task in tasks.items():
             for parameter in (task.get("arguments") or {}).get("parameters") or []:
@@ -418,7 +418,7 @@ class WorkflowRules(WorkflowFacts):
                         message,
                     )
 
-            items = (Items(task),) if _has_loop(task) else ()
+            items = (LoopItemTags(task),) if _has_loop(task) else ()
             self.check_task(
                 f"{dag_path}.tasks[{name}]",
                 name,
@@ -446,12 +446,12 @@ class WorkflowRules(WorkflowFacts):
         self.check_names(f"{path}.steps", names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes = Nodes("steps", all_steps, self.templates)
-        input_tags = Names(inputs)
-        loop_items: tuple[Names, ...] = ()  # in Argo, the items of earlier steps stay in scope
+        input_tags = TagSet(inputs)
+        loop_items: tuple[TagSet, ...] = ()  # in Argo, the items of earlier steps stay in scope
 
         for number, step in step_list:
             name = str(step.get("name"))
-            loop_items += (Items(step),) if _has_loop(step) else ()
+            loop_items += (LoopItemTags(step),) if _has_loop(step) else ()
             layers = (input_tags, *self.global_tags(template, step), *loop_items)
             scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
             self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
@@ -460,8 +460,7 @@ class WorkflowRules(WorkflowFacts):
         self.check_other_fields(path, template, "steps", scope)
 
     def check_other_fields(self, path: str, template: Manifest, body: str, scope: Scope) -> None:
-        """Check the tags in the fields of a DAG or steps template besides its `body`; fields of
-        pods have no effect."""
+        """Check the tags in the fields of a DAG or steps template, except its `body`."""
         self.check_inputs(path, template, scope)
         for key, value in template.items():
             if key not in ("inputs", body):
@@ -550,11 +549,11 @@ class WorkflowRules(WorkflowFacts):
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report tags of a step that Argo rejects although the tags would have a value. Source:
+        """Report tags of a step that Argo rejects although they would have a value. Source:
         resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
 
-        for where, text in tag_scope.texts(task, path):
+        for where, text in tag_scope.find_strings(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 message = ""
                 if tag.startswith("pod."):
@@ -596,9 +595,10 @@ class WorkflowRules(WorkflowFacts):
     def check_call(
         self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False
     ) -> None:
-        """Check that a called template exists and gets its inputs; `allow_extra`: other arguments
-        are allowed, too."""
-        template, (scope, _, short_name) = self.templates.get(name), name.rpartition("/")
+        """Check that a called template exists and gets its inputs. With `allow_extra`, accept
+        arguments without an input."""
+        template = self.templates.get(name)
+        scope, _, short_name = name.rpartition("/")
         owner = f" of {scope.partition('/')[2]}" if scope else ""
 
         if template is None:
@@ -629,7 +629,7 @@ class WorkflowRules(WorkflowFacts):
             self.findings, where, template, passed_arguments, self.spec.get("arguments") or {}
         )
 
-    def check_tags(self, path: str, value: Any, scope: Scope, use: Use = READ_TEXT) -> None:
+    def check_tags(self, path: str, value: object, scope: Scope, use: Use = READ_TEXT) -> None:
         use = replace(use, parameters_known=self.kind not in TEMPLATE_KINDS)
         tag_rules.check(self.findings, path, value, scope, use)
 

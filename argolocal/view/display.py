@@ -1,10 +1,8 @@
-"""Show a run in progress, as a live tree on a terminal, else as lines with the time.
+"""Show a run in progress: as a live tree on a terminal, else as lines with the time.
 
-    with display.show(name, LogErrors(name, logs, deployments).of, manifest, sys.stdout) as shown:
-        execute(manifest, ..., on_change=shown)
-
-The tree and the lines read only the workflow's status (plain data) and the result of `progress`.
-Only the tree imports rich.
+find_error = LogErrors(name, logs, deployments).of
+with display.show(name, find_error, manifest, sys.stdout) as run_display:
+    execute(manifest, ..., on_change=run_display)
 """
 
 import os
@@ -29,7 +27,7 @@ from argolocal.view.summary import (
     end_of,
     last_error,
     leaves,
-    planned,
+    list_planned_tasks,
     steps,
     warnings,
 )
@@ -45,23 +43,22 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-# maximum share of the time for examining many steps
+# in a run with more steps than MANY_STEPS, the share of the time that reports may take
 MANY_STEPS = 200
-MAX_LOOK_SHARE = 1 / 30
+MAX_REPORT_SHARE = 1 / 30
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
 # reasons of a pending pod that are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message for a step whose job failed; the job's logs contain the cause
 JOB_FAILED = "failure condition"
 MAX_CAUSE_LENGTH = 400
-# a function that returns the progress of a running step, the error in the logs of a failed job, or
-# ""
+# returns the progress of a running step, the error in the logs of a failed job, or ""
 ProgressOf = Callable[[Step], str]
 
 
-class Shown(Protocol):
-    """A display, called with every new status. `tick` is called a few times per second; `say`
-    prints a line."""
+class RunDisplay(Protocol):
+    """A display that is called with every new status. `tick` is called a few times per second, and
+    `say` prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -71,28 +68,31 @@ class Shown(Protocol):
 @contextmanager
 def show(
     name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO
-) -> Iterator[Shown]:
-    """Show a run on `out`, as a tree on a terminal, else as lines."""
-    shown: Shown = (
-        Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
-    )
+) -> Iterator[RunDisplay]:
+    """Show a run on `out` during the `with` block: as a tree on a terminal, else as lines."""
+    run_display: RunDisplay
+    if is_terminal(out):
+        run_display = Tree(name, progress, manifest, out)
+    else:
+        run_display = Lines(name, progress, out)
+
     stop = threading.Event()
 
     def tick() -> None:
         while not stop.wait(0.25):
-            shown.tick()
+            run_display.tick()
 
     ticker = threading.Thread(target=tick, name="display", daemon=True)
     ticker.start()
 
     try:
-        with shown.live if isinstance(shown, Tree) else nullcontext():
-            yield shown
+        with run_display.live if isinstance(run_display, Tree) else nullcontext():
+            yield run_display
     finally:
         stop.set()
         ticker.join()
-        if isinstance(shown, Lines) and shown.changed:
-            shown.look()
+        if isinstance(run_display, Lines) and run_display.changed:
+            run_display.report_changes()
 
 
 def is_terminal(out: TextIO) -> bool:
@@ -104,8 +104,7 @@ class Lines:
     """Prints a line for each change of a step, and the progress of trainings at most every five
     seconds.
 
-    The steps of a run with many steps are examined less often, because this would take longer than
-    the steps.
+    A run with many steps is reported less often, because each report examines all steps.
     """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
@@ -115,7 +114,7 @@ class Lines:
         self.printed_phases: dict[str, str] = {}
         self.printed_reasons: set[tuple[str, str]] = set()
         self.status: Status = {}
-        self.next_look = 0.0
+        self.next_report = 0.0
         self.changed = False
         self.running: list[Step] = []
         self.last_progress = ("", 0.0)
@@ -137,10 +136,10 @@ class Lines:
 
         self.status = status
         self.changed = True
-        if time.monotonic() >= self.next_look:
-            self.look()
+        if time.monotonic() >= self.next_report:
+            self.report_changes()
 
-    def look(self) -> None:
+    def report_changes(self) -> None:
         """Print all changes since the last call."""
         with self.lock:
             started_at = time.monotonic()
@@ -172,14 +171,14 @@ class Lines:
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
 
-            self.next_look = (
-                started_at + (time.monotonic() - started_at) / MAX_LOOK_SHARE
+            self.next_report = (
+                started_at + (time.monotonic() - started_at) / MAX_REPORT_SHARE
                 if len(rows) > MANY_STEPS
                 else 0.0
             )
 
     def _report_waiting(self, row: Step) -> None:
-        """Print each reason why a pod is pending once, such as an image that cannot be pulled."""
+        """Print once why a pod is pending, such as an image that cannot be pulled."""
         reason = row.message.partition(":")[0]
         if (
             reason
@@ -190,8 +189,8 @@ class Lines:
             self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
 
     def tick(self) -> None:
-        if self.changed and time.monotonic() >= self.next_look:
-            self.look()
+        if self.changed and time.monotonic() >= self.next_report:
+            self.report_changes()
         text, shown_at = self.last_progress
         if time.monotonic() - shown_at < 5:
             return
@@ -216,7 +215,9 @@ class Tree:
         from rich.console import Console
         from rich.live import Live
 
-        self.name, self.progress, self.plan = name, progress, planned(manifest)
+        self.name = name
+        self.progress = progress
+        self.plan = list_planned_tasks(manifest)
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of the failure
         self.began = time.time()
@@ -227,7 +228,7 @@ class Tree:
         self.status = status
 
     def tick(self) -> None:
-        """Do nothing: rich's Live redraws the tree by itself."""
+        """Do nothing, because rich's Live redraws the tree."""
 
     def say(self, line: str) -> None:
         self.console.print(visible(line), markup=False)
@@ -267,8 +268,8 @@ class Tree:
 
 
 def cause_of(row: Step, progress: ProgressOf) -> str:
-    """Return the cause of a failure on one line: the error of the step's job, or the step's
-    message."""
+    """Return the cause of a step's failure on one line: the error in the log of its job, or the
+    step's message."""
     error = progress(row) if JOB_FAILED in row.message else ""
     return " ".join((error or causes.extract_cause(row.message)).split())[:MAX_CAUSE_LENGTH]
 
@@ -297,11 +298,10 @@ class LogErrors:
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:
-    """Return a line of a log with its step, as text or as a JSON object.
+    """Format a line of a log with its step, as text or as a JSON object.
 
-    Of a line with carriage returns, the text shows what a terminal would show last, such as the end
-    of a progress bar.
-    """
+    The text of a line with carriage returns is the part that a terminal would show last, such as
+    the final state of a progress bar."""
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
     return visible(
@@ -315,16 +315,14 @@ def follow(
     logs: Path,
     run: str,
     step: str,
-    is_finished: Any,
+    is_finished: Callable[[], bool],
     out: TextIO = sys.stdout,
     as_json: bool = False,
 ) -> bool:
-    """Copy the logs of the pods of `run` with `step` in their names to `out`, each line with the
+    """Copy the logs of the pods of `run` whose names contain `step` to `out`, each line with the
     name of its pod.
 
-    The name of a pod starts with the name of its run, which may contain the name of a step, too.
-
-    Return when `is_finished()` is true and all lines are copied: True if there was a line.
+    Stop when `is_finished()` is True and all lines are copied. Return True if there was a line.
     """
     offsets: dict[Path, int] = {}
 

@@ -1,5 +1,5 @@
-"""Run a workflow in the foreground: show it, stop it on signals, print its outcome, and return the
-exit code.
+"""Run a workflow in the foreground: show its progress, stop it on signals, print its outcome, and
+return the exit code.
 
     Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
@@ -26,8 +26,8 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-STOP_HINT_AFTER_S = 3.0  # stopping a run takes longer only if a process hangs
-TAIL_BYTES = 8192  # size of the end of a log that is searched for errors
+FORCE_EXIT_AFTER_S = 3.0  # stopping a run takes longer than this only if a process hangs
+TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
 
 
 def create_run(
@@ -40,19 +40,22 @@ def create_run(
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print the ignored fields. `needs_ports`: reject a run if a port of its Services is in
-    use.
+    `notes`: print notes about ignored fields. `needs_ports`: reject a run if a port of its Services
+    is in use.
     """
-    cluster.keep(other_objects)
+    cluster.store_objects(other_objects)
     if needs_ports:
         _check_ports(manifest, cluster)
 
-    note = (lambda line: say(f"note: {line}")) if notes else None
-    local = LocalRun.new(manifest, parameters, cluster, note, lambda line: say(f"warning: {line}"))
-    for line in python_version_warnings(local.workflow["spec"], cluster):
+    def warn(line: str) -> None:
         say(f"warning: {line}")
 
-    return local
+    note = (lambda line: say(f"note: {line}")) if notes else None
+    local_run = LocalRun.new(manifest, parameters, cluster, note, warn)
+    for line in python_version_warnings(local_run.workflow["spec"], cluster):
+        warn(line)
+
+    return local_run
 
 
 def load_run(
@@ -63,7 +66,7 @@ def load_run(
 
     Raises ConfigError, Busy.
     """
-    name = name or runs.resumable(cluster.home)
+    name = name or runs.find_resumable(cluster.home)
     if resume_suspended(name, values, cluster.home):
         print(
             to_json({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed",
@@ -71,7 +74,7 @@ def load_run(
         )
         return None
 
-    return LocalRun.old(name, cluster)
+    return LocalRun.load(name, cluster)
 
 
 def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
@@ -128,15 +131,15 @@ class Foreground:
         """Run the workflow. `full_status`: add the status to the JSON output."""
         local = self.local
         out = sys.stderr if as_json else sys.stdout
-        interrupts = StopSignals(local.files.root / "stop", ask, STOP_HINT_AFTER_S)
+        interrupts = StopSignals(local.files.root / "stop", ask, FORCE_EXIT_AFTER_S)
         status = local.status
         runner_error = ""
 
-        with interrupts, display.show(self.name, self.progress, local.workflow, out) as shown:
-            interrupts.say = shown.say
+        with interrupts, display.show(self.name, self.progress, local.workflow, out) as run_display:
+            interrupts.say = run_display.say
             try:
                 self.begin()
-                status = local.run(_with_resume_hints(local, shown), interrupts)
+                status = local.run(_with_resume_hints(local, run_display), interrupts)
             except KeyboardInterrupt:
                 status = {
                     **local.status,
@@ -181,20 +184,23 @@ class Foreground:
         return summary.failure(self.name, status, tail, log_path, resume, runner_error)
 
 
-def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Status], None]:
-    """Wrap `shown` so that it also prints, once for each suspended step, how to resume the step."""
+def _with_resume_hints(
+    local: LocalRun, run_display: display.RunDisplay
+) -> Callable[[Status], None]:
+    """Return a function that calls `run_display`, and prints once per suspended step how to resume
+    it."""
     hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
-        shown.say(
+        run_display.say(
             f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal"
             " resumes it"
         )
 
     def on_change(status: Status) -> None:
-        shown(status)
+        run_display(status)
         for node in suspend.suspended(status):
             if node["id"] not in hinted_ids:
                 hinted_ids.add(node["id"])
-                shown.say(suspend.resume_hint(local.name, node))
+                run_display.say(suspend.resume_hint(local.name, node))
 
     return on_change

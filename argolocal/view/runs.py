@@ -1,7 +1,7 @@
-"""Show runs and deployments of this machine: the tables of `argolocal status`, and the logs of a
+"""Show runs and Deployments of this machine: the tables of `argolocal status`, and the logs of a
 run.
 
-A run is a directory in .argolocal/runs (argolocal/state/journal.py); these functions only read it.
+A run is a directory in .argolocal/runs (argolocal/state/journal.py), which this module only reads.
 """
 
 import json
@@ -30,10 +30,11 @@ from argolocal.view.summary import (
     timestamp,
 )
 
-Row = Callable[[str, Status, str, str | None], dict[str, str]]
+# (name, status, phase, creation time) of a run → its row in the table of runs
+MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
-def names(home: Path) -> list[str]:
+def run_names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
     files = [run.root / MANIFEST_FILE for run in RunFiles.all(home)]
     return [
@@ -42,8 +43,8 @@ def names(home: Path) -> list[str]:
     ]
 
 
-def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the name of the newest run; with `phases`, of the newest run in these phases. Raises
+def find_newest(home: Path, phases: Collection[str] = ()) -> str:
+    """Return the name of the newest run, or of the newest run in one of the `phases`. Raises
     ConfigError."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
@@ -55,7 +56,7 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
     )
 
 
-def resumable(home: Path) -> str:
+def find_resumable(home: Path) -> str:
     """Return the name of the newest run that is suspended, interrupted or failed. Raises
     ConfigError."""
     phases = ("Interrupted", "Failed", "Error")
@@ -64,7 +65,7 @@ def resumable(home: Path) -> str:
             status["phase"] == "Running" and _is_suspended(home, name, status)
         ):
             return name
-    return newest(home, (*phases, "Suspended"))
+    return find_newest(home, (*phases, "Suspended"))
 
 
 def _is_suspended(home: Path, name: str, status: Status) -> bool:
@@ -74,8 +75,8 @@ def _is_suspended(home: Path, name: str, status: Status) -> bool:
     )
 
 
-def state(home: Path, name: str) -> dict[str, Any]:
-    """Return the status of a run; the phase is Interrupted if the runner died. Raises ConfigError
+def load_status(home: Path, name: str) -> dict[str, Any]:
+    """Return the status of a run, with the phase Interrupted if the runner died. Raises ConfigError
     for a missing run."""
     files = RunFiles(home, name)
     files.workflow()
@@ -85,14 +86,13 @@ def state(home: Path, name: str) -> dict[str, Any]:
     return status
 
 
-def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> str:
-    """Return the tables of runs and deployments. `row` creates the row of a run (default:
+def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = None) -> str:
+    """Return the tables of runs and Deployments. `make_row` creates the row of a run (default:
     run_row)."""
-    make_row = row or run_row
-    runs_and_status = _runs(cluster.home)
+    make_row = make_row or run_row
     runs = [
         make_row(name, status, status["phase"], status.get("startedAt"))
-        for name, status in runs_and_status
+        for name, status in _runs(cluster.home)
     ]
     tables = {"runs": runs, "serving": cluster.overview()}
     return show_tables(
@@ -100,19 +100,19 @@ def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> 
     )
 
 
-def run(home: Path, name: str, as_json: bool) -> str:
+def show_run(home: Path, name: str, as_json: bool) -> str:
     """Return the status of one run, as a table of its steps or as a JSON object."""
-    status = state(home, name)
-    running = processes(home, name)
+    status = load_status(home, name)
+    live_pods = processes(home, name)
     if as_json:
-        return to_json(summary.as_json(name, status) | {"processes": running}, indent=2)
-    return steps_table(name, status) + processes_table(running)
+        return to_json(summary.as_json(name, status) | {"processes": live_pods}, indent=2)
+    return steps_table(name, status) + processes_table(live_pods)
 
 
 def processes_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of live pods below the table of steps, or ""."""
     if rows:
-        return f"\n\n{table(rows)}"
+        return f"\n\n{format_table(rows)}"
     return ""
 
 
@@ -131,51 +131,56 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
     head = (
         f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
     )
-    warned = [
+    warning_lines = [
         f"\nwarning: {visible(text)}"
         for text in named_warnings((status.get("nodes") or {}).values())
     ]
 
-    return head.rstrip() + "\n\n" + table(shown_rows) + "".join(warned)
+    return head.rstrip() + "\n\n" + format_table(shown_rows) + "".join(warning_lines)
 
 
 def processes(home: Path, name: str) -> list[dict[str, Any]]:
-    """Return the live pods of a run and the pids of their main processes; the end of that process
-    ends the pod."""
+    """Return the live pods of a run with the pids of their first processes, whose end ends the
+    pod."""
     files = RunFiles(home, name)
     if not files.runner():
         return []
 
-    status, recorded = files.load()
-    found = {
+    status, records = files.load()
+    record_of_pod = {
         status["nodes"][id]["displayName"]: record
-        for id, record in recorded.items()
+        for id, record in records.items()
         if id in status["nodes"]
     }
     for path in sorted((files.root / "pids").glob("*")):
         # the file of a pod that has just ended may be gone or incomplete
         with suppress(OSError, ValueError):
-            found[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
+            record_of_pod[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
 
-    return [{"pod": pod, "pid": record[0]} for pod, record in found.items() if is_alive(*record)]
+    return [
+        {"pod": pod, "pid": record[0]} for pod, record in record_of_pod.items() if is_alive(*record)
+    ]
 
 
-def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an
-    unfinished run.
+def copy_logs(
+    home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool
+) -> str:
+    """Copy the logs of a run to `out`. With `follow`, continue until its runner exits. Return a
+    hint for an unfinished run.
 
-    A `name` that is no run, but a step of the newest run, selects this step.
+    If `name` is not a run, but a step of the newest run, copy the logs of this step.
     """
-    if name and not step and name not in (run_names := names(home)) and run_names:
-        newest_run = RunFiles(home, run_names[0])
+    names = run_names(home)
+    if name and not step and names and name not in names:
         with suppress(ConfigError):  # without such a step, the error below names the missing run
-            check_step(run_names[0], name, newest_run.workflow())
-            name, step = run_names[0], name
+            check_step(names[0], name, RunFiles(home, names[0]).workflow())
+            step = name
+            name = names[0]
 
-    files = RunFiles(home, name := name or newest(home))
-    # STEP may be the name of a pod
+    name = name or find_newest(home)
+    files = RunFiles(home, name)
     manifest = files.workflow()
-    step = step.removeprefix(f"{name}-")
+    step = step.removeprefix(f"{name}-")  # the user may pass the name of a pod
 
     check_step(
         name,
@@ -198,14 +203,15 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
 
     silence = "" if has_lines else f"{step or name} has printed nothing."
 
-    return reasons.get(state(home, name)["phase"], silence)
+    return reasons.get(load_status(home, name)["phase"], silence)
 
 
 def _runs(home: Path) -> Iterator[tuple[str, Status]]:
-    """Yield the runs, newest first, including runs with unreadable files."""
-    for name in names(home):
+    """Yield name and status of all runs, newest first. A run with unreadable files has the phase
+    Unreadable."""
+    for name in run_names(home):
         try:
-            yield name, state(home, name)
+            yield name, load_status(home, name)
         except ConfigError:
             yield name, {"phase": "Unreadable"}
 
@@ -223,14 +229,14 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
 
 
 def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_empty: str) -> str:
-    """Return the tables as text, or as one JSON object; `text_if_empty` is the text if all tables
-    are empty."""
+    """Return the tables as text, or as one JSON object. If all tables are empty, the text is
+    `text_if_empty`."""
     if as_json:
         return to_json(tables, indent=2)
-    return "\n\n".join(table(rows) for rows in tables.values() if rows) or text_if_empty
+    return "\n\n".join(format_table(rows) for rows in tables.values() if rows) or text_if_empty
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[dict[str, Any]]) -> str:
     """Format rows as columns with headers, like `kubectl get`."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [
@@ -244,7 +250,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, bool):
         if value:
             return "yes"

@@ -1,8 +1,7 @@
-"""Summarize a run, from Argo's WorkflowStatus as plain data, as text and as a JSON object.
+"""Summarize Argo's WorkflowStatus (plain data) of a run as text and as a JSON object.
 
-Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template
-`PARENT[GROUP].STEP`, an attempt of a retried node `NAME(N)`. So a node's name starts with the name
-of its parent in the tree.
+In Argo, the name of a node starts with the name of its parent in the tree: a DAG task is
+`PARENT.TASK`, a step `PARENT[GROUP].STEP`, and an attempt of a retried node `NAME(N)`.
 """
 
 import json
@@ -31,7 +30,7 @@ GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run; `name` lacks the run's name: `ship.release` instead of
+    """One node of a run. Its `name` does not include the name of the run: `ship.release` instead of
     `demo-4k2xp.ship.release`."""
 
     name: str
@@ -46,13 +45,11 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the step until its end, or until now; None if the step has not started."""
+        """Duration of the step until its end, or until now. None if the step has not started."""
         if not self.started:
             return None
-        return round(
-            (timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started),
-            3,
-        )
+        end = timestamp(self.finished) if self.finished else time.time()
+        return round(end - timestamp(self.started), 3)
 
 
 def timestamp(text: str) -> float:
@@ -66,9 +63,8 @@ def _tasks(template: Mapping[str, Any]) -> list[str]:
     return [task["name"] for group in groups for task in group]
 
 
-def planned(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entrypoint's tasks in the manifest's order, so that a tree can show
-    pending tasks."""
+def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the entrypoint's tasks in the order of the manifest."""
     spec = manifest.get("spec", {})
     entries = (
         template
@@ -79,8 +75,8 @@ def planned(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError unless the name of a task or log contains `step`, or `step` contains the
-    name of a task."""
+    """Raise ConfigError for an unknown `step`: it is neither part of the name of a task or log, nor
+    contains the name of a task."""
     spec = (
         (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
         or manifest.get("spec")
@@ -103,9 +99,11 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not
     started."""
-    # a copy, because the runner may add a node at any time
-    unsorted_nodes = list((status.get("nodes") or {}).values())
-    nodes = {n["name"]: n for n in sorted(unsorted_nodes, key=lambda n: n.get("startedAt") or "~")}
+    # copy the nodes, because the runner may add a node at any time
+    nodes_by_start = sorted(
+        list((status.get("nodes") or {}).values()), key=lambda node: node.get("startedAt") or "~"
+    )
+    nodes = {node["name"]: node for node in nodes_by_start}
     children: dict[str, list[str]] = {}
 
     for node_name in nodes:
@@ -160,16 +158,15 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
 
 
 def _root_message(row: Step, status: Status) -> str:
-    """Return why a retried step failed: the message of its process, not of the node that counts the
-    attempts."""
+    """Return the message of the attempt that made a retried step fail."""
     return causes.find_root_message(
         row.message, [str(node.get("message") or "") for node in _attempts(status, row)]
     )
 
 
 def run_message(name: str, status: Status) -> str:
-    """Return the message of a run; if it only refers to a node, the message of the step that
-    failed."""
+    """Return the message of a run, or of its failed step if the run's message only refers to a
+    node."""
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary(message):
         return message
@@ -181,8 +178,8 @@ def run_message(name: str, status: Status) -> str:
 
 
 def _with_waiting_attempt(row: Step, status: Status) -> Step:
-    """Return a retried step with the message of its active attempt; while the attempt's pod waits,
-    the step waits."""
+    """Return a retried step with the phase and message of its active attempt, which may wait for
+    its pod."""
     last = last_attempt(status, row)
     message = str(last.get("message") or "")
     if last.get("phase") not in ("Pending", "Running") or not message:
@@ -191,8 +188,7 @@ def _with_waiting_attempt(row: Step, status: Status) -> Step:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """Return the steps that have started, except groups of steps and the single attempts of a
-    retried step."""
+    """Return the steps that have started, without groups of steps and attempts of retried steps."""
     return [
         row
         for row in rows
@@ -201,8 +197,8 @@ def leaves(rows: Iterable[Step]) -> list[Step]:
 
 
 def failed_step(rows: list[Step]) -> Step | None:
-    """Return the step that failed first, else a running step. A step whose retry succeeded has not
-    failed."""
+    """Return the step that failed first, or else a running step. A step that succeeded in a retry
+    has not failed."""
     failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
     failed = (
         leaves(failed_steps)
@@ -215,8 +211,7 @@ def failed_step(rows: list[Step]) -> Step | None:
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """Return the node of a step's last attempt; for a step without retries, return the step's own
-    node."""
+    """Return the node of a step's last attempt, or the node of a step without attempts."""
     attempts = _attempts(status, step)
     if attempts:
         return attempts[-1]
@@ -251,20 +246,18 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 def outputs(node: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of the output parameters in a node, or in a workflow's status, by name."""
-    return {
-        p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []
-    }
+    parameters = (node.get("outputs") or {}).get("parameters") or []
+    return {parameter["name"]: parameter.get("value", "") for parameter in parameters}
 
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
     texts: list[str] = []
     for node in list(nodes):
-        for p in (node.get("outputs") or {}).get("parameters") or []:
-            if p["name"] == "warnings":
-                with suppress(ValueError):
-                    values = json.loads(p.get("value") or "")
-                    texts += map(str, values) if isinstance(values, list) else []
+        with suppress(ValueError):
+            values = json.loads(outputs(node).get("warnings") or "")
+            texts += map(str, values) if isinstance(values, list) else []
+
     return list(dict.fromkeys(texts))
 
 
@@ -294,8 +287,8 @@ def pod_of(name: str, node: Mapping[str, Any]) -> str:
 def log_of(
     name: str, status: Status, step: Step | None, logs: Path, deployments: Path
 ) -> Path | None:
-    """Return the log that explains a step's outcome: the log of its pod, or of a pod of its job or
-    deployment."""
+    """Return the log that explains the outcome of a step: the log of its pod, or of a pod of its
+    job or Deployment."""
     if step is None:
         return None
     node = last_attempt(status, step)
@@ -308,16 +301,15 @@ def log_of(
 def applied_log(
     name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path
 ) -> Path | None:
-    """Return the log that explains the outcome of the job or deployment that a step has applied."""
+    """Return the log that explains the outcome of the job or Deployment that a step has applied."""
     paths = list(logs.glob(f"{name}-{task}-*.log"))
     if str(node.get("templateName")).startswith("deployment"):
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
-    return with_first_error(paths)
+    return find_first_error(paths)
 
 
-def with_first_error(paths: list[Path]) -> Path | None:
-    """Return the oldest log that contains an error, or, without such a log, the oldest of all
-    logs."""
+def find_first_error(paths: list[Path]) -> Path | None:
+    """Return the oldest log that contains an error, or else the oldest log."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -330,8 +322,8 @@ def end_of(path: Path, size: int) -> str:
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """Return up to `lines` lines of a log: from the last `error: ...` line, or, without such a
-    line, the last lines."""
+    """Return up to `lines` lines of a log, starting at the last `error: ...` line, or else the last
+    lines."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
     if last is None:
@@ -356,14 +348,13 @@ def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
 def failure(
     name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = ""
 ) -> str:
-    """Return at most 15 lines: the step, the cause, the end and path of its log, two warnings, and
-    how to resume.
+    """Describe a failed run in at most 15 lines: the step, the cause, the end and path of its log,
+    two warnings, and how to resume.
 
-    `runner_error` (the error of the runner itself, if any) takes precedence over the failure of a
-    step.
+    An error of the runner itself (`runner_error`) takes precedence over the failure of a step.
     """
     row = failed_step(steps(name, status))
-    warned = warnings((status.get("nodes") or {}).values())
+    warning_texts = warnings((status.get("nodes") or {}).values())
     lines = [
         f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")
     ]
@@ -371,8 +362,7 @@ def failure(
     message = str((row and row.message) or run_message(name, status))
     cause = runner_error or last_error(log) or causes.extract_cause(message)
 
-    # the rest of the message, such as a termination message; the message of a failed job only
-    # repeats its log
+    # add the remaining text, such as a termination message, unless the message only repeats a log
     if causes.extract_cause(message) != message:
         details = ""
     else:
@@ -383,15 +373,14 @@ def failure(
         f"step    {row.name if row else 'none: ' + run_message(name, status)}",
         f"cause   {' '.join(str(cause).split())[:600]}",
         f"log     {log_path}" if log_path else "",
-        *(f"warning {' '.join(text.split())[:300]}" for text in warned[:2]),
+        *(f"warning {' '.join(text.split())[:300]}" for text in warning_texts[:2]),
         f"resume  {resume}",
     ]
     return visible("\n".join(line for line in lines if line))
 
 
 def last_error(log: str) -> str:
-    """Return the text of the last `error: ...` line of a log, which is clearer than a job's failed
-    condition."""
+    """Return the text of the last `error: ...` line of a log, or ""."""
     errors = [
         line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")
     ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, RootModel, field_serializer
 
 from argolocal.common.json_text import to_json
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from rekindle.cache import claims
 from rekindle.documents import Document, name_field, validate
 from rekindle.errors import NotFound, StorageError
@@ -256,7 +256,7 @@ def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str)
     newest_first = sorted(index.read(), key=lambda entry: -entry.made)
     removed: list[Entry] = []
     total_size = 0
-    max_bytes = quantity(max_size)
+    max_bytes = parse_quantity(max_size)
     oldest_time = time.time() - max_days * DAY_S
 
     for position, entry in enumerate(newest_first):

@@ -24,7 +24,7 @@ from rekindle.project import user_exceptions
 
 
 def main() -> int:
-    """Run a command; returns its exit code."""
+    """Run a command and return its exit code."""
     return run_command(_main)
 
 

@@ -13,7 +13,7 @@ from rekindle.cli.options import (
     Target,
     cluster_flag,
     cluster_options,
-    configured,
+    config_options,
     manifest_options,
     no_cache_option,
 )
@@ -24,11 +24,11 @@ from rekindle.cluster.kubernetes_api import Cluster
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.render import Kind
 
-WOULD_RUN = 10  # exit code of `plan` if a task would run
+WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if a task would run
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--kind",
     type=click.Choice(["workflow", "template", "cron"]),
@@ -52,7 +52,7 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--explain",
     "key",
@@ -144,7 +144,7 @@ def lint(
     for path in manifests:
         documents.add(path)
 
-    # nobody chose the default image: `submit` warns of it, where it matters
+    # a warning about the default image is useful only before `submit`, which prints it
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 
@@ -165,7 +165,7 @@ def _render_trainable(file: Path, sets: tuple[str, ...]) -> dict[str, Any]:
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--rows",
     type=click.IntRange(0),
@@ -208,7 +208,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
 
 @command
-@configured
+@config_options
 @manifest_options
 @no_cache_option
 @cluster_flag
@@ -241,12 +241,12 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     click.echo(to_json(view.as_json(result), indent=2) if as_json else view.text(result))
 
     if result.runs_anything():
-        return WOULD_RUN
+        return WOULD_RUN_EXIT_CODE
     return 0
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--cluster",
     is_flag=True,

@@ -15,7 +15,7 @@ from rekindle.cli.group import command
 from rekindle.cli.options import (
     Target,
     cluster_options,
-    configured,
+    config_options,
     manifest_options,
     no_cache_option,
 )
@@ -26,7 +26,7 @@ from rekindle.errors import ConfigError, say
 
 
 @command
-@configured
+@config_options
 @manifest_options
 @click.option(
     "-w",
@@ -161,7 +161,7 @@ def _report_submission(
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--suspend/--unsuspend",
     default=None,

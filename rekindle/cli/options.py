@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -13,7 +14,7 @@ from argolocal.cli.output import long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 
-SIMILAR = 0.8  # minimum similarity of a misspelt name
+MIN_SIMILARITY = 0.8  # minimum similarity of a misspelt name
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs."
@@ -31,8 +32,8 @@ class Target:
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
 
 
-def configured(function: Any) -> Any:
-    """Add CONFIG and --set; the command receives them and the options of `manifest_options` as
+def config_options(function: Callable[..., Any]) -> Any:
+    """Add CONFIG and --set. The command receives these and the options of `manifest_options` as
     `source`."""
 
     @wraps(function)
@@ -52,8 +53,8 @@ def configured(function: Any) -> Any:
     return click.argument("config", required=False, type=NonEmptyPath())(set_option(command))
 
 
-def manifest_options(function: Any) -> Any:
-    """Add --manifest and --parameter; used below the decorator `configured`."""
+def manifest_options(function: Callable[..., Any]) -> Any:
+    """Add --manifest and --parameter. Use this decorator below `config_options`."""
     help_text = (
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a"
         " folder with all objects that it needs."
@@ -62,8 +63,8 @@ def manifest_options(function: Any) -> Any:
     return manifest(parameters_option("Workflow parameter.")(function))
 
 
-def cluster_options(function: Any) -> Any:
-    """Add --namespace and --context; the command receives them as `target`."""
+def cluster_options(function: Callable[..., Any]) -> Any:
+    """Add --namespace and --context. The command receives them as `target`."""
 
     @wraps(function)
     def command(*, namespace: str, context: str, **options: Any) -> Any:
@@ -75,9 +76,9 @@ def cluster_options(function: Any) -> Any:
     return click.option("-n", "--namespace", default="", metavar="NAME", help=help_text)(command)
 
 
-def cluster_flag(function: Any) -> Any:
-    """Add --cluster, --namespace and --context; the command receives `cluster`, None for this
-    machine."""
+def cluster_flag(function: Callable[..., Any]) -> Any:
+    """Add --cluster, --namespace and --context. The command receives `cluster`, which is None for
+    this machine."""
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
@@ -91,7 +92,8 @@ def cluster_flag(function: Any) -> Any:
 
 
 def add_config_key(error: click.NoSuchOption) -> click.UsageError:
-    """Add the way to set a value of the config to the error about an option such as `--workers`."""
+    """Return the error about an unknown option such as `--workers` with a hint at `--set`, if the
+    option is a value of the config."""
     command = error.ctx.command if error.ctx else None
     if not (command and any(parameter.name == "sets" for parameter in command.params)):
         return error
@@ -107,9 +109,11 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     name = error.option_name.lstrip("-").replace("-", "_")
     options = long_options(error.ctx) if error.ctx else []
 
-    is_misspelt_option = bool(get_close_matches(error.option_name, options, n=1, cutoff=SIMILAR))
+    is_misspelt_option = bool(
+        get_close_matches(error.option_name, options, n=1, cutoff=MIN_SIMILARITY)
+    )
     if name not in keys and not is_misspelt_option:
-        name = next(iter(get_close_matches(name, keys, n=1, cutoff=SIMILAR)), "")
+        name = next(iter(get_close_matches(name, keys, n=1, cutoff=MIN_SIMILARITY)), "")
     if name not in keys:
         return error
 

@@ -16,7 +16,7 @@ def print_manifest(manifest: dict[str, Any], as_json: bool) -> None:
 
 
 def print_checks(checks: list[Check], as_json: bool) -> int:
-    """Print the results of checks; return exit code 1 if a required check failed, else 0."""
+    """Print the results of checks, and return exit code 1 if a required check failed, else 0."""
     json_text = to_json([asdict(check) for check in checks], indent=2)
     click.echo(json_text if as_json else "\n".join(map(str, checks)))
     if all(check.ok or not check.required for check in checks):

@@ -7,7 +7,7 @@ from click.core import ParameterSource
 
 from argolocal.cli.options import FiniteNumber, output_option, parse_pairs
 from rekindle.cli.group import commands
-from rekindle.cli.options import Target, cluster_options, configured
+from rekindle.cli.options import Target, cluster_options, config_options
 from rekindle.cli.output import print_checks
 from rekindle.cli.sources import Source
 
@@ -95,7 +95,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
     from rekindle.kubernetes_names import SERVING_SECRET
 
     if operator:
-        _refuse_other_flags("operator", "namespace")
+        _reject_other_flags("operator", "namespace")
         click.echo(
             objects.to_yaml_documents(objects.operator_patch(namespace or "kubeflow")), nl=False
         )
@@ -119,7 +119,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         click.echo(f"{note}\n  {command}", err=True)
 
 
-def _refuse_other_flags(*allowed_names: str) -> None:
+def _reject_other_flags(*allowed_names: str) -> None:
     """Raise UsageError for flags that would be ignored."""
     context = click.get_current_context()
     for param in context.command.params:
@@ -131,7 +131,7 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 
 
 @platform.command
-@configured
+@config_options
 @cluster_options
 @click.option(
     "--wait",
@@ -155,7 +155,7 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
 def check_namespace(
     source: Source, target: Target, as_json: bool, wait: float | None = None
 ) -> int:
-    """Run the checks of `platform check` and `doctor --cluster`; returns the exit code."""
+    """Run the checks of `platform check` and `doctor --cluster`, and return the exit code."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.doctor import cluster_checks as doctor
     from rekindle.training.spec import TrainConfig

@@ -18,7 +18,7 @@ from argolocal.common import exit_codes, homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
+from rekindle.cli.options import cluster_flag, config_options, manifest_options, no_cache_option
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
@@ -33,7 +33,7 @@ NO_LOGS = (
 
 
 @command
-@configured
+@config_options
 @manifest_options
 @output_option("text", "json")
 @ask_option
@@ -58,7 +58,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         manifests = source.manifests()
         if manifests.config:
             manifests.config.data.check_source()
-            # so that the services are up when the first step needs them
+            # start the services now, so that they are ready when the first step needs them
             LocalCluster(home()).prefetch()
             check_training(manifests.config, source.scheduled_time())
 
@@ -67,7 +67,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
             home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
-        # notes on manifests that Rekindle rendered would only be noise
+        # notes about manifests that Rekindle has rendered do not help the user
         is_foreign = bool(source.manifest)
         pipeline = pipeline_display.create_run(
             home(), workflow, values, manifests.other_objects, notes=is_foreign
@@ -76,7 +76,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
 
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
-    """Run a pipeline in the foreground, and then remove its old runs as its config says. Returns
+    """Run a pipeline in the foreground, then remove its old runs according to its config. Return
     the exit code."""
     from rekindle.blocks.manifest import workflow_origin
 
@@ -122,7 +122,7 @@ def resume(
                 "-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`."
             )
 
-        outcome = workflows.resume_run(cluster, _required(name, "resume"))
+        outcome = workflows.resume_run(cluster, _require_name(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
         return 0
@@ -222,7 +222,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             click.echo(NO_LOGS.format(name), err=True)
             return
 
-        for label, reason in reader.gaps.items():
+        for label, reason in reader.missing_lines_reasons.items():
             say(f"{label}: {reason}")
 
         return
@@ -272,7 +272,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     if cluster:
         from rekindle.cluster import workflows
 
-        workflows.stop_run(cluster, _required(name, "stop"))
+        workflows.stop_run(cluster, _require_name(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         print_result(as_json, result, f"stopping {name}; its exit steps still run")
         return
@@ -308,9 +308,9 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
     print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
 
 
-def _required(name: str | None, verb: str) -> str:
-    """Raise UsageError without a name: in a shared namespace the newest run may be someone
-    else's."""
+def _require_name(name: str | None, verb: str) -> str:
+    """Return the name. Raises UsageError without a name, because the newest run in a shared
+    namespace may belong to another user."""
     if not name:
         raise click.UsageError(
             f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."

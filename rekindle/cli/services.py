@@ -90,7 +90,7 @@ def prune(
     counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
 
-    shown = "\n\n".join(runs.table(table) for table in tables.values() if table)
+    shown = "\n\n".join(runs.format_table(table) for table in tables.values() if table)
     text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
     print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
 
@@ -154,7 +154,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     if yes:
         text = f"deleted {len(rows)} entries"
     else:
-        text = f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
+        text = f"{runs.format_table(rows)}\n\n--yes deletes {len(rows)} entries"
 
     print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
 

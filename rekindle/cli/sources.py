@@ -1,4 +1,4 @@
-"""Loads the config or the manifests that a command line names."""
+"""Load the config or the manifests that a command line names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ class Manifests:
     has_chosen_port: bool = True
 
     def main_for_this_machine(self) -> dict[str, Any]:
-        """Return the manifest; unless the user has chosen a port, any free port may serve the
-        model."""
+        """Return the manifest. Unless the user has chosen a port, it allows any free port for the
+        model server."""
         if self.has_chosen_port:
             return self.main
 
@@ -96,7 +96,7 @@ class Source:
 
 
 def check_paths(config: Any) -> None:
-    """Raise ConfigError if data.source is wrong; warn of relative paths that the steps of the
+    """Raise ConfigError if data.source is wrong. Warn about relative paths, which the steps of the
     pipeline cannot find."""
     from rekindle.blocks.manifest.config import relative_paths
 

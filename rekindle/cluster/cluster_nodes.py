@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
-from rekindle.training.cost.pod_requests import GIB, Pod, parse_quantity, read_pod
+from rekindle.training.cost.pod_requests import GIB, Pod, quantity_or_zero, read_pod
 
 NODES = Resource("v1", "nodes", namespaced=False)
 ALL_PODS = Resource("v1", "pods", namespaced=False)
@@ -122,7 +122,7 @@ def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) 
 
 
 def parse_amounts(texts: Mapping[str, str | float]) -> dict[str, float]:
-    return {name: parse_quantity(text) for name, text in texts.items()}
+    return {name: quantity_or_zero(text) for name, text in texts.items()}
 
 
 def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.types import Object
-from argolocal.runner.retry_workflow import reset
+from argolocal.runner.retry_workflow import reset_for_retry
 from rekindle.blocks.manifest.provenance import PROVENANCE_PARAMETERS
 from rekindle.blocks.manifest.render import manifest_sha256, order_keys
 from rekindle.cluster.errors import ApiError
@@ -57,7 +57,7 @@ def build_submission(
     """Return the Workflow that `submit` creates for a manifest, with a name, parameters and the
     hash of the manifest. Raises ConfigError."""
     own_spec, reference = _without_reference(manifest, parameters)
-    identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
+    identity = manifests.Identity(time.time(), suffix=manifests.generate_suffix())
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"][SHA256_ANNOTATION] = manifest_sha256(manifest)
@@ -338,7 +338,7 @@ def _retry(workflow: Object) -> Object:
         if condition["type"] != "Completed"
     ]
 
-    remaining = reset(
+    remaining = reset_for_retry(
         {"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")}
     )
     task_results = status.get("taskResultsCompletionStatus") or {}

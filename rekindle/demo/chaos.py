@@ -1,11 +1,11 @@
-"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of
-the two models.
+"""`rekindle demo chaos`: train a model twice, undisturbed and under attack, and compare the sha256
+of the weights.
 
-    code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
+    code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: different
 
-Both trainings are the PyTorchJob of one rendered manifest, run by the local controller: a
-coordinator and launchers as real processes. An attack is a signal to some of those processes;
-Rekindle itself recovers.
+The local controller runs both trainings as the PyTorchJob of one rendered manifest, with a
+coordinator and launchers as real processes. An attack sends a signal to some of these processes,
+and Rekindle recovers.
 """
 
 import hashlib
@@ -57,8 +57,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Attack:
-    """A signal to one or more victims. `target`: trainer (the training process), launcher,
-    coordinator, or all."""
+    """A signal to one or more victims. `target` is "trainer" (the training process), "launcher",
+    "coordinator" or "all"."""
 
     signal_number: signal.Signals
     target: str
@@ -76,7 +76,7 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    # like a preemption of the node: the worker leaves after its step
+    # as in a preemption of the node, the worker leaves after its step
     Attack(signal.SIGTERM, "launcher"),
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
@@ -86,8 +86,8 @@ ATTACKS = (
 
 
 def run(home: Path, plan: Plan, as_json: bool) -> int:
-    """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its
-    logs are kept."""
+    """Run both trainings and return the exit code. Raises RekindleError if a training stalls,
+    without deleting its logs."""
     cluster = DemoCluster(home)
     name = f"chaos-{secrets.token_hex(3)}"
     folder = cluster.home / "demo" / name
@@ -135,8 +135,8 @@ def configure(plan: Plan) -> Any:
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
-    """Prepare the dataset unless it exists; returns its digest and its key prefix, with the hash of
-    its definition."""
+    """Prepare the dataset unless it exists, and return its key and its digest. The key contains the
+    hash of the dataset's definition."""
     cluster.services.start("s3")
     store = cluster.store()
 
@@ -161,15 +161,15 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
 
 
 def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
-    """Return the PyTorchJob of the rendered manifest, with the values that Argo would fill in for
-    workflow `name`."""
+    """Return the PyTorchJob of the rendered manifest, with the values that Argo would substitute in
+    the workflow `name`."""
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [
         template["resource"]["manifest"] for template in templates if template["name"] == "train"
     ]
 
-    # no models are reused
+    # an empty REUSE means that no model is reused
     cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}
     scope = {
         "workflow.name": name,
@@ -188,7 +188,7 @@ def train_undisturbed(training: Training, recording: Recording, view: View) -> N
 
 
 def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
-    """Attack each time all processes have recovered, until all attacks are done."""
+    """Train, and start the next attack whenever all processes have recovered."""
     rng = random.Random(plan.seed)
     pending_attacks = list(ATTACKS)
     last_attack_time = time.monotonic()
@@ -211,8 +211,8 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
         if not (recording.attacks or recording.healthy):
             last_attack_time = time.monotonic()
 
-        # an attack may also be due after a share of the steps, so that all attacks happen on a fast
-        # machine
+        # on a fast machine, an attack is also due after its share of the steps, so that all attacks
+        # happen before the training ends
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
         is_late = training.step >= share * plan.steps and recording.training
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
@@ -230,7 +230,7 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
 def signal_processes(
     attack: Attack, training: Training, recording: Recording, rng: random.Random
 ) -> AttackRecord:
-    """Send the signal of an attack; returns the new record of the attack."""
+    """Send the signal of an attack, and return the record of the attack."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
     # prefer workers that restart without a delay
@@ -239,7 +239,7 @@ def signal_processes(
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
         attack.target, workers[: attack.victims]
     )
-    pids = {pid for name in names for pid in targets(attack, training, name)}
+    pids = {pid for name in names for pid in find_target_pids(attack, training, name)}
     seconds = recording.disturbed.seconds
     progress = training.step, training.group_count, len(training.resumed_steps)
 
@@ -252,7 +252,7 @@ def signal_processes(
     )
 
 
-def targets(attack: Attack, training: Training, name: str) -> list[int]:
+def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]:
     """Return the pids of a pod that an attack signals."""
     if attack.target == "all":
         return training.processes(name)
@@ -279,7 +279,7 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
 
         record.pids = set()
 
-    # not + 1: one step may have been in progress
+    # + 2, because one step may have been in progress
     if record.next_step_after_s is None and training.step >= record.step + 2:
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]
@@ -321,7 +321,7 @@ def as_object(recording: Recording) -> dict[str, Any]:
 
 @contextmanager
 def _stop_on_signals(folder: Path) -> Iterator[None]:
-    """Stop the demo cleanly on Ctrl-C, SIGTERM and SIGHUP; further signals are ignored while it
+    """Stop the demo cleanly on Ctrl-C, SIGTERM and SIGHUP, and ignore further signals while it
     stops."""
     with StopSignals() as signals:
         try:

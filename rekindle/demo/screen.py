@@ -1,11 +1,11 @@
-"""The recording of a training under attack, and its two displays: a live picture, or plain lines.
+"""Record a training under attack, and display it as a live picture on a terminal, else as plain
+lines.
 
-    with on_screen(Recording(...), sys.stdout) as view:
+    with live_view(Recording(...), sys.stdout) as view:
         ...                                 # update the recording
         view.tick()                         # often
 
-A terminal shows the picture, which redraws itself; any other output gets plain lines. Times are
-seconds of `time.monotonic()`.
+Times are seconds of `time.monotonic()`.
 """
 
 import time
@@ -30,9 +30,9 @@ from argolocal.common.terminal import without_escapes
 from argolocal.common.wording import format_duration
 from argolocal.view.display import is_terminal
 
-# state of a process → its character and style; a column with several states shows the first of this
-# order
-STYLES = {
+# state of a process → its character and style. Of several states in a column, the first one in this
+# order is shown.
+STYLE_OF_STATE = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
     "recovering": ("━", "yellow"),
@@ -44,12 +44,13 @@ STYLES = {
 }
 HEALTHY_STATES = {"training", "serving"}
 ATTACK_STYLE = ("✖", "bold red")
-BLOCKS = " ▁▂▃▄▅▆▇█"
+BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass
 class AttackRecord:
-    """One attack and its consequences. Times are seconds since the attack, None until known."""
+    """One attack and its consequences. Times are in seconds since the attack, and None until
+    known."""
 
     seconds: float  # time since the training began
     description: str  # such as "SIGKILL worker-1"
@@ -65,7 +66,7 @@ class AttackRecord:
 
     @property
     def settled(self) -> bool:
-        """True if training made progress again and every victim is back."""
+        """True if the training has continued and every victim has rejoined."""
         return self.next_step_after_s is not None and self.back_after_s is not None
 
     def as_object(self) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class Run:
         self.step = self.total
 
     def speed(self, since: float, until: float) -> float:
-        """Steps per second between two times."""
+        """Return the steps per second between two times."""
         if until > since:
             return (self._step_at(until) - self._step_at(since)) / (until - since)
         return 0.0
@@ -158,7 +159,7 @@ class Recording:
 
     @property
     def training(self) -> bool:
-        """True if any worker is training again since the last attack."""
+        """True if a worker has trained since the last attack."""
         recovered = not self.attacks or self.attacks[-1].next_step_after_s is not None
         return recovered and "training" in self.states
 
@@ -194,7 +195,8 @@ class View(Protocol):
 
 @contextmanager
 def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
-    """Return a live picture for a terminal, else plain lines."""
+    """Display the recording during the `with` block: as a live picture on a terminal, else as plain
+    lines."""
     if not is_terminal(out):
         lines = Lines(recording, out)
         yield lines
@@ -209,7 +211,7 @@ def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
 
 
 class Lines:
-    """One line per event, and one every five seconds of training."""
+    """Prints one line per event, and one line every five seconds of training."""
 
     def __init__(self, recording: Recording, out: TextIO) -> None:
         self.recording = recording
@@ -256,14 +258,14 @@ class Lines:
 
 
 class Picture:
-    """Both trainings, a timeline of every process, and a table of the last attacks."""
+    """Draws both trainings, a timeline of every process, and a table of the last attacks."""
 
     def __init__(self, recording: Recording, console: Console) -> None:
         self.recording = recording
         self.console = console
 
     def tick(self) -> None:
-        """Do nothing: the live display redraws by itself."""
+        """Do nothing, because the live display redraws itself."""
 
     def draw(self) -> Group:
         recording = self.recording
@@ -326,18 +328,18 @@ class Picture:
                 if any(start <= hit < end for hit in hits):
                     styles.append(ATTACK_STYLE)
                 else:
-                    styles.append(STYLES[most_severe_state(history, start, end)])
+                    styles.append(STYLE_OF_STATE[most_severe_state(history, start, end)])
 
             runs = [
                 ("".join(sign for sign, _ in same), style)
                 for style, same in groupby(styles, itemgetter(1))
             ]
             state = history[-1][1]
-            table.add_row(process, Text.assemble(*runs), Text(state, STYLES[state][1]))
+            table.add_row(process, Text.assemble(*runs), Text(state, STYLE_OF_STATE[state][1]))
 
         speeds = [run.speed(*span) for span in spans]
         top_speed = max([*speeds, 1e-9])
-        line = "".join(BLOCKS[min(8, round(8 * speed / top_speed))] for speed in speeds)
+        line = "".join(BAR_CHARACTERS[min(8, round(8 * speed / top_speed))] for speed in speeds)
         table.add_row(
             Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top_speed:.0f}", "dim")
         )
@@ -384,12 +386,12 @@ def most_severe_state(history: list[tuple[float, str]], since: float, until: flo
     """Return the most severe state of a process between two times."""
     initial = [state for start, state in history if start <= since][-1:]
     seen = {"", *initial, *(state for start, state in history if since < start < until)}
-    return next(state for state in STYLES if state in seen)
+    return next(state for state in STYLE_OF_STATE if state in seen)
 
 
 def summary(recording: Recording) -> str:
-    """Return `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`, for
-    example."""
+    """Return a line like `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps
+    lost`."""
     facts = [f"{len(recording.attacks)} attacks"]
     times = recording.recoveries
     if times:

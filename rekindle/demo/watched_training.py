@@ -1,13 +1,12 @@
-"""One training as real processes that can be observed and signalled: a rendered PyTorchJob on the
-local controller.
+"""Run a rendered PyTorchJob on the local controller, and observe its processes.
 
     with Training(cluster, folder, job) as training:
         # a hundred times a second, until the model is complete
         for _ in training.poll_until_done():
             print(training.step, training.members, training.state("worker-0"))
 
-Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the
-newest step of each worker, /proc the processes.
+The sources are the coordinator's log for the groups, shared memory for the newest step of each
+worker, and /proc for the processes.
 """
 
 import re
@@ -37,8 +36,8 @@ from rekindle.training.spec import TrainingSpec
 OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
 GRACE_S = 0.3  # time for the processes to end when the demo is stopped
-CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes, which die with them
-# steps that the observation of one worker may lag behind the observation of another worker
+CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes to end
+# maximum difference between the observed steps of two workers
 TOLERATED_LAG = 5
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
@@ -58,7 +57,7 @@ class DemoCluster(LocalCluster):
 
 
 class Training:
-    """A running job. The class calls the pods `coordinator` and `worker-N`."""
+    """A running job. The names of its pods are `coordinator` and `worker-N`."""
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -158,8 +157,8 @@ class Training:
         return None
 
     def trainer(self, name: str) -> int | None:
-        """Return the pid of the process that trains in a worker's pod; the launcher's first child
-        only loads torch."""
+        """Return the pid of the process that trains in a worker's pod. It is not the launcher's
+        first child, which only loads torch."""
         launcher = self.launcher(name)
         if launcher:
             return next(iter(children_of(launcher)[1:]), None)
@@ -172,7 +171,7 @@ class Training:
         return []
 
     def state(self, name: str) -> str:
-        """Return the state of a pod: a key of screen.STYLES."""
+        """Return the state of a pod: a key of screen.STYLE_OF_STATE."""
         if not self.launcher(name):
             return "dead"
 

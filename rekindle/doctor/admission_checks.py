@@ -1,4 +1,4 @@
-"""Checks that pods of each kind pass admission, and that a node can run them."""
+"""Check that pods of each kind pass admission, and that a node can run them."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ from rekindle.training.cost.pod_requests import read_pod
 
 
 def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that pods of each kind pass PodSecurity, quota, LimitRange, PriorityClass and account,
-    and fit a node."""
+    """Check that a pod of each kind passes PodSecurity, the quota, LimitRange, PriorityClass and
+    ServiceAccount, and fits a node."""
     try:
         nodes = read_nodes(cluster, with_pods=True)
         note = ""
@@ -36,10 +36,10 @@ def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         if note:
             yield Check(f"pod of {name}", True, f"would be admitted{note}")
         else:
-            yield _check_room(name, nodes, pod)
+            yield _check_capacity(name, nodes, pod)
 
 
-def _check_room(name: str, nodes: list[Node], pod: Object) -> Check:
+def _check_capacity(name: str, nodes: list[Node], pod: Object) -> Check:
     """Check that a node can run an admitted pod."""
     obstacle = find_obstacle(nodes, read_pod(pod["spec"]))
     if obstacle is None:

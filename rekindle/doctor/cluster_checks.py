@@ -1,11 +1,10 @@
-"""Checks, with test objects, that pipelines can run in a namespace of a cluster; each failure has a
-remedy.
+"""Check that pipelines can run in a namespace of a cluster. Each failure has a remedy.
 
     for result in check(Cluster.connect(namespace="models"), config.cluster, config.train):
-    print(result)
+        print(result)
 
-Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod that
-is deleted afterwards tests the object store and MLflow. A missing permission to read is a warning.
+Pods and a job are created as a dry run, the webhook receives a job that it must refuse, and a
+temporary pod tests the object store and MLflow. A missing permission to read is a warning.
 """
 
 import json
@@ -50,8 +49,8 @@ JOBS = Resource(JOB_VERSION, "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS = Resource("v1", "secrets")
 CONFIG_MAPS = Resource("v1", "configmaps")
-ACCOUNTS = Resource("v1", "serviceaccounts")
-ADDRESS_NAMES = (S3_BUCKET, MLFLOW_TRACKING_URI)
+SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts")
+ADDRESS_KEYS = (S3_BUCKET, MLFLOW_TRACKING_URI)
 ARGO_KINDS = {
     API_VERSION: (
         "workflows",
@@ -109,10 +108,10 @@ def check(
     seconds: float = PROBE_TIMEOUT_S,
     token: bool = False,
 ) -> list[Check]:
-    """Run all checks, in order. If a check raises an error, the error is its result, and the other
+    """Run all checks in order. An error in one check is the result of this check, and the other
     checks still run.
 
-    `seconds`: time limit of the pod, which may have to pull its image; `token`: value of
+    `seconds`: time limit of the pod, including the time to pull its image. `token`: value of
     `serve.token`.
     """
     results = [_check_api_server(cluster)]
@@ -131,11 +130,11 @@ def check(
         "account": check_account(cluster, config),
         "serving account": check_serving_account(cluster, config.serving_account),
         "addresses": _check_keys(
-            cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_NAMES, render
+            cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_KEYS, render
         ),
         "artifact repository": check_artifact_repository(cluster),
-        # keys are not required: pods may have a cloud role instead, which the check of the object
-        # store tests
+        # not required, because pods may have a cloud role, which the check of the object store
+        # tests
         "credentials": _check_keys(
             cluster, "credentials", SECRETS, STORE_SECRET, KEY_NAMES, create_secret, required=False
         ),
@@ -161,7 +160,7 @@ def check(
             for result in check_results:
                 results.append(result)
         except RekindleError as error:
-            # a missing permission to read is not a failure
+            # a missing permission to read (403) is not a failure
             required = getattr(error, "code", 0) != 403
             results.append(
                 Check(
@@ -195,9 +194,10 @@ def _check_api_server(cluster: Cluster) -> Check:
 
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
-    """Check that the kinds of the objects in workflows are defined, in the right versions."""
+    """Check that the cluster defines the kinds of the objects in workflows in the right
+    versions."""
     for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
-        defined_kinds = _kinds(cluster, api)
+        defined_kinds = _defined_kinds(cluster, api)
         missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
         if missing_kinds:
             detail = f"no {', '.join(missing_kinds)}"
@@ -212,7 +212,7 @@ def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
         )
 
 
-def _kinds(cluster: Cluster, api: str) -> set[str]:
+def _defined_kinds(cluster: Cluster, api: str) -> set[str]:
     """Return the kinds that are defined in a version of an API group."""
     try:
         return {
@@ -257,10 +257,11 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
 
 
 def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
-    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` requires this."""
+    """If `cluster.gang` is set, check that the operator or Kueue starts all pods of a job
+    together."""
     if scheduler == "kueue":
         apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
-        api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
+        api = next((api for api in apis if "localqueues" in _defined_kinds(cluster, api)), "")
         detail = f"Kueue is {'installed' if api else 'not installed'}"
         yield Check("gang", bool(api), detail, "Install Kueue, or leave cluster.gang empty.")
 
@@ -311,11 +312,11 @@ def check_namespace(cluster: Cluster) -> Iterator[Check]:
 
 
 def check_user_rights(cluster: Cluster) -> Iterator[Check]:
-    """Check the user's permissions; each command of `rekindle` needs some of them."""
+    """Check that the user has all permissions that the commands of `rekindle` need."""
     rules = [
         (group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()
     ]
-    denied_permissions = _denied(cluster, rules, "selfsubjectaccessreviews")
+    denied_permissions = _describe_denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
     yield Check(
         "your rights",
@@ -326,12 +327,12 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that the account of workflows exists, has a pipeline's permissions and a token for
-    Argo's executor."""
+    """Check that the ServiceAccount of workflows exists, and has the permissions of a pipeline and
+    a token for Argo's executor."""
     name = config.service_account
     remedy = RENDER_COMMAND.format(cluster.namespace)
 
-    if not cluster.find(ACCOUNTS, name):
+    if not cluster.find(SERVICE_ACCOUNTS, name):
         yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
         return
 
@@ -355,7 +356,7 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
-        denied_permissions = _denied(cluster, rules, "subjectaccessreviews", user=user)
+        denied_permissions = _describe_denied(cluster, rules, "subjectaccessreviews", user=user)
         yield Check(
             "account",
             not denied_permissions,
@@ -373,9 +374,8 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
-    """Check that the account of the model server exists: without it, the server's pods cannot be
-    created."""
-    exists = bool(cluster.find(ACCOUNTS, name))
+    """Check that the ServiceAccount of the model server exists, which the server's pods need."""
+    exists = bool(cluster.find(SERVICE_ACCOUNTS, name))
     detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
     yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
@@ -388,7 +388,7 @@ def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
         cluster, "serving credentials", SECRETS, SERVING_SECRET, KEY_NAMES, remedy, False
     )
 
-    has_same_keys = check.ok and _data(cluster, SECRETS, SERVING_SECRET) == _data(
+    has_same_keys = check.ok and _read_data(cluster, SECRETS, SERVING_SECRET) == _read_data(
         cluster, SECRETS, STORE_SECRET
     )
     if has_same_keys:
@@ -401,7 +401,7 @@ def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
 
 def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     """Check that Argo uses the same bucket as the steps."""
-    settings = _data(cluster, CONFIG_MAPS, CONFIG_MAP)
+    settings = _read_data(cluster, CONFIG_MAPS, CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
     steps_endpoint = re.sub(
         "^https?://", "", without_user(settings.get(S3_ENDPOINT_URL) or "")
@@ -427,7 +427,7 @@ def _check_keys(
     required: bool = True,
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
-    data = _data(cluster, resource, name)
+    data = _read_data(cluster, resource, name)
     missing_keys = [key for key in keys if not data.get(key)]
     kind = "Secret" if resource == SECRETS else "ConfigMap"
     yield Check(
@@ -440,8 +440,8 @@ def _check_keys(
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config is admitted, and a job that only the webhook can refuse is
-    refused."""
+    """Check that the job of the config is admitted, and that a job that only the webhook can refuse
+    is refused."""
     job = _job(config, train)
     invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
     ok = False
@@ -468,7 +468,7 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
 
 
 def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config would be created: JobSet may refuse it if a feature gate is
+    """Check that the job of the config would be created. JobSet may refuse it if a feature gate is
     off."""
     job = _job(config, train)
     kind = BACKENDS[config.backend].kind
@@ -486,8 +486,8 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels
-    of a workflow."""
+    """Return the job of the config, or the job's runtime, with placeholders for the labels of a
+    workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)(DOCTOR, train, config, [])
     of_workflow = to_json(pods.WORKFLOW_LABEL)[1:-1]
@@ -496,8 +496,8 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
-    """Check that the operator hardens the init container that it adds: `restricted` refuses workers
-    otherwise."""
+    """Check that the operator hardens the init container that it adds. Otherwise `restricted`
+    refuses the workers."""
     if _enforced_level(cluster) != "restricted":
         yield Check(
             "init container", True, "not needed: the namespace does not enforce `restricted`"
@@ -510,7 +510,7 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
         for volume in operator["spec"].get("volumes") or []:
             name = (volume.get("configMap") or {}).get("name")
             if name:
-                template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
+                template += "".join(_read_data(own_namespace, CONFIG_MAPS, name).values())
 
     ok = "allowPrivilegeEscalation: false" in template
     detail = (
@@ -523,7 +523,7 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
     yield Check("init container", ok, detail, remedy)
 
 
-def _denied(
+def _describe_denied(
     cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str
 ) -> str:
     """Return the permissions that are not granted, as text."""
@@ -565,8 +565,8 @@ def _artifact_repository(cluster: Cluster) -> tuple[str, str]:
     return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
 
 
-def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
-    """Return the data of a ConfigMap or Secret; {} if it does not exist."""
+def _read_data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
+    """Return the data of a ConfigMap or Secret, or {} if it does not exist."""
     return (cluster.find(resource, name) or {}).get("data") or {}
 
 

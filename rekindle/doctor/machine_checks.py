@@ -1,10 +1,11 @@
-"""Checks that this machine has everything that Rekindle needs; each failure has a remedy.
+"""Check that this machine has everything that Rekindle needs. Each failure has a remedy.
 
-    for check in check(Path(".rekindle")): print(check)
+    for result in check(Path(".rekindle")):
+        print(result)
 
-The checks write to the object store, query MLflow and bind addresses. The checks stop the services
-that they start. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the service at this address is
-checked, not the embedded service.
+The checks write to the object store, query MLflow and bind addresses. They stop the services that
+they start. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, they check the service at this address
+instead of the embedded service.
 """
 
 import os
@@ -30,28 +31,27 @@ from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICES, answer
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 GIB = 1 << 30
-# free bytes
+# minimum number of free bytes
 MIN_DISK = 5 * GIB
 MIN_MEMORY = 3 * GIB
-MIN_SHARED_MEMORY = 1 * GIB  # free bytes; they suffice for the snapshots of a small model
+MIN_SHARED_MEMORY = 1 * GIB  # suffices for the snapshots of a small model
 MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
 
 def check(home: Path) -> list[Check]:
-    """Run all checks, in order. The checks of services take seconds."""
+    """Run all checks in order. The checks of services take seconds."""
     machine_checks: list[Callable[[Path], Check]] = [
-        *(
-            check_python,
-            check_packages,
-            check_system,
-            check_home,
-            check_disk,
-            check_memory,
-            check_shared_memory,
-        ),
-        *(check_open_files, check_clock),
+        check_python,
+        check_packages,
+        check_system,
+        check_home,
+        check_disk,
+        check_memory,
+        check_shared_memory,
+        check_open_files,
+        check_clock,
     ]
 
     results = [check_one(home) for check_one in machine_checks]
@@ -83,17 +83,17 @@ def check(home: Path) -> list[Check]:
 
 
 def check_python(_: Path) -> Check:
-    ok = sys.version_info >= PYTHON
+    ok = sys.version_info >= MIN_PYTHON
     return Check(
         "Python",
         ok,
         platform.python_version(),
-        "Python 3.11 or newer is needed: make PYTHON=python3.11 run",
+        "Python 3.11 or newer is needed: make MIN_PYTHON=python3.11 run",
     )
 
 
 def check_packages(_: Path) -> Check:
-    """Check the packages of `rekindle[all]` by metadata: importing the packages would take
+    """Check the packages of `rekindle[all]` by their metadata, because importing them would take
     seconds."""
     try:
         from packaging.requirements import Requirement
@@ -193,7 +193,7 @@ def check_memory(_: Path) -> Check:
 
 
 def check_shared_memory(_: Path) -> Check:
-    """Check the free shared memory: each worker keeps its three newest snapshots there."""
+    """Check the free shared memory, where each worker stores its three newest snapshots."""
     from rekindle.training.checkpoint import snapshot_file
 
     directory = snapshot_file.snapshot_directory()
@@ -218,8 +218,8 @@ def check_open_files(_: Path) -> Check:
 
 
 def check_clock(_: Path) -> Check:
-    """Check that the clock is not behind the installed files: signatures and certificates need the
-    right time."""
+    """Check that the clock is not behind the installed files, because signatures and certificates
+    need the correct time."""
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(

@@ -1,7 +1,7 @@
-"""Checks the images, the object store and MLflow from a pod of the namespace; the pod is deleted
-afterwards.
+"""Check the images, the object store and MLflow from a temporary pod of the namespace.
 
-for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster): print(check)
+for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster):
+    print(check)
 """
 
 import json
@@ -15,7 +15,7 @@ from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR
 
 PROBE = ("-m", "rekindle.doctor.probe")
-# time limit for the pod to start and finish; pulling an image of several gigabytes takes longer
+# default time limit for the pod to start and finish; too short to pull an image of several GB
 PROBE_TIMEOUT_S = 180
 REMEDIES = {
     "object store": (
@@ -46,7 +46,7 @@ def checks_from_pod(
         yield from image_checks
 
         if "terminated" in container_states(pod).get("main", {}):
-            yield from _results(cluster, pod, containers["main"])
+            yield from _parse_results(cluster, pod, containers["main"])
         else:
             cause = next(
                 (f"{check.name} is not available" for check in image_checks if not check.ok), ""
@@ -55,13 +55,11 @@ def checks_from_pod(
             for target, remedy in REMEDIES.items():
                 if cause:
                     remedy = "Fix the failures above, then check again."
-                else:
-                    remedy = remedy
 
                 yield Check(f"{target} from a pod", False, detail, remedy, required=not cause)
 
 
-def _results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]:
+def _parse_results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]:
     """Return the output of rekindle.doctor.probe as checks."""
     lines = read_log(cluster, pod)
 

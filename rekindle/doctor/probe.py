@@ -1,4 +1,4 @@
-"""Tests the object store and MLflow from this machine or pod, with the settings of steps.
+"""Test the object store and MLflow from this machine or pod, with the environment of a step.
 
     # {"object store": [true, "..."], "MLflow": [true, "..."]}
     python -m rekindle.doctor.probe
@@ -18,7 +18,7 @@ from rekindle.errors import ConfigError, Conflict, RekindleError, say
 from rekindle.kubernetes_names import DOCTOR
 from rekindle.storage import Store
 
-WRITERS = 8
+WRITER_COUNT = 8
 Finding = tuple[bool, str]
 
 
@@ -34,8 +34,8 @@ def check_store(store: Store) -> Finding:
             return False
 
     try:
-        with ThreadPoolExecutor(WRITERS) as pool:
-            winners = sum(pool.map(create, range(WRITERS)))
+        with ThreadPoolExecutor(WRITER_COUNT) as pool:
+            winners = sum(pool.map(create, range(WRITER_COUNT)))
 
         stale_etag = store.get_with_etag(key)[1]
         store.put(key, b"newer")
@@ -49,7 +49,9 @@ def check_store(store: Store) -> Finding:
         store.delete([key])
 
     stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
-    message = f"{store.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
+    message = (
+        f"{store.address}: {winners} of {WRITER_COUNT} concurrent creates succeeded, {stale_write}"
+    )
     return winners == 1 and not is_overwritten, message
 
 

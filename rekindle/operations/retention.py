@@ -256,11 +256,11 @@ def _machine(home: Path) -> Place:
 
     shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
 
-    for name in runs.names(home):
+    for name in runs.run_names(home):
         files = RunFiles(home, name)
         try:
             workflow = files.workflow()
-            status = runs.state(home, name)
+            status = runs.load_status(home, name)
         except ConfigError as error:
             say(f"{name} is kept: {error}")
             continue

@@ -20,7 +20,7 @@ def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
 
-    phase = runs.state(home, run)["phase"]
+    phase = runs.load_status(home, run)["phase"]
     if phase != "Running":
         raise ConfigError(
             f"run {run} is {phase}: only a running training can be scaled (`rekindle resume"

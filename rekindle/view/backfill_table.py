@@ -14,4 +14,4 @@ def table(rows: list[dict[str, Any]]) -> str:
         result = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
         return result | figures | {"weights": (row["model_sha256"] or "")[:12]}
 
-    return runs.table([cells(row) for row in rows])
+    return runs.format_table([cells(row) for row in rows])

@@ -1,12 +1,11 @@
-"""Merges the logs of all pods of a run (steps and training replicas), each line prefixed with its
-step.
+"""Merge the logs of all pods of a run (steps and training replicas), with the step as the prefix of
+each line.
 
-    Logs(cluster, "demo-4k2xp", out).follow()     # until the run has completed and all lines are
-    written
+    Logs(cluster, "demo-4k2xp", out).follow()     # until the run ends and all lines are written
 
-Each running container is read by its own thread; a broken connection resumes where it stopped, so
-no line is repeated. Pods may be deleted and recreated under the same name. `read_archived` reads
-the logs of deleted pods.
+One thread per container reads the log. It continues after a broken connection without repeating
+lines. Pods may be deleted and recreated under the same name. `read_archived` reads the logs of
+deleted pods.
 
     # in a pod: {"key": ..., "number": ..., "line": ...} for each line
     python -m rekindle.view.cluster_logs KEY...
@@ -43,7 +42,7 @@ ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
 Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-# longest time without a line; then a thread reconnects, since the connection may be dead
+# after this time without a line, a thread reconnects, because the connection may be dead
 SILENCE_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
@@ -62,7 +61,7 @@ class StoredLine(Document):
 
 
 class Logs:
-    """The logs of one run, written to `out`."""
+    """Writes the logs of one run to `out`."""
 
     def __init__(
         self, cluster: Cluster, name: str, out: TextIO, step: str = "", as_json: bool = False
@@ -83,14 +82,11 @@ class Logs:
         self.failed: Exception | None = None
         self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
         # label of a pod → reason why some of its lines may be missing
-        self.gaps: dict[str, str] = {}
+        self.missing_lines_reasons: dict[str, str] = {}
 
     def print(self, workflow: Object) -> int:
-        """Write the current logs; returns the number of pods and of archived lines.
-
-        Argo archives logs per step, and pods may be deleted one by one: the logs of deleted pods
-        come from the archive.
-        """
+        """Write the current logs, and the archived logs of deleted pods. Return the number of pods
+        plus the number of archived lines."""
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
@@ -134,17 +130,17 @@ class Logs:
         hint = f"`rekindle logs {self.name} --cluster` reads archived logs."
         for reader in self.readers.values():
             if reader.is_alive():
-                self.gaps[reader.name] = (
+                self.missing_lines_reasons[reader.name] = (
                     f"its log had not ended {DRAIN_TIMEOUT_S:g} s after the run. {hint}"
                 )
 
         self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
     def _note_missing(self, workflow: Object, reason: str) -> None:
-        """Note the steps that ran, but whose logs were not read."""
+        """Record the `reason` for each step that has run and whose log was not read."""
         for label in started_pod_labels(workflow):
             if self.step in label and label not in self.shown:
-                self.gaps.setdefault(label, reason)
+                self.missing_lines_reasons.setdefault(label, reason)
 
     def _start_thread(
         self, name: str, function: Callable[..., None], *args: Any
@@ -164,7 +160,9 @@ class Logs:
         for event_type, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
             self.workflow = workflow
             if event_type == "DELETED":
-                self.gaps[self.name] = "the run was deleted while its logs were read."
+                self.missing_lines_reasons[self.name] = (
+                    "the run was deleted while its logs were read."
+                )
             if event_type == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
                 self.ended.set()
                 return
@@ -201,7 +199,7 @@ class Logs:
     def _lines(
         self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
     ) -> Iterator[str]:
-        """Yield the lines since one start of a container, each once, also after reconnecting."""
+        """Yield each line of one start of a container once, even after reconnecting."""
         query = {"timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -240,12 +238,12 @@ class Logs:
                     yield text
             except ApiError as error:
                 if error.code == 404:
-                    self.gaps[label_of(self.name, pod)] = (
+                    self.missing_lines_reasons[label_of(self.name, pod)] = (
                         "its pod was deleted before its log was read to the end."
                     )
                     return
 
-                # there is no log yet
+                # the log does not exist yet
                 if error.code == 400:
                     return
 
@@ -261,8 +259,8 @@ class Logs:
             pause = min(5.0, pause * 2)
 
     def _is_running(self, pod: Object, container: str, starts: int) -> bool:
-        """Return True if more lines may follow: the kubelet also ends a stream when it rotates the
-        log."""
+        """Return True if the container still runs. The end of a stream does not tell, because the
+        kubelet also ends a stream when it rotates the log."""
         try:
             now = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
@@ -329,10 +327,8 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def tail(
     cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50
 ) -> str:
-    """Return the last lines of a pod of these steps or of `deployment`, preferably with an error.
-
-    Without such a pod, return "".
-    """
+    """Return the last lines of a pod of these steps or of `deployment`, preferably of a pod with an
+    error; "" without such a pod."""
     pods = []
     for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
@@ -402,8 +398,8 @@ def read_archived(
 
 
 def _print_stored(keys: Iterable[str]) -> None:
-    """Print each line of the objects `keys` as JSON, numbered; a missing object is one line that
-    says so."""
+    """Print each line of the objects `keys` as JSON with its number. For a missing object, print
+    one line that reports it."""
     from rekindle.storage import NotFound, Store
 
     store = Store.from_env()
@@ -426,11 +422,8 @@ def inputs_of(row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of the training of a run, polled from the logs of its workers while `of` is
-    called.
-
-    While no worker runs, the progress is the reason why the job waits in its queue.
-    """
+    """The progress of the training of a run, polled from the logs of its workers as long as `of` is
+    called. If no worker runs, the progress is the reason why the job waits in its queue."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -475,7 +468,7 @@ class TrainingProgress:
                         step, _, reason = line.partition(" ")
                         progress[f"{self.name}-{step}-"] = reason
             except ApiError:
-                # errors are ignored: the next poll may succeed
+                # the next poll may succeed
                 progress = self.progress
 
             self.progress = progress

@@ -1,4 +1,5 @@
-"""Runs and schedules in a namespace of a cluster: the tables of `rekindle status --cluster`."""
+"""Show the runs and schedules in a namespace of a cluster: the tables of `rekindle status
+--cluster`."""
 
 import time
 from typing import Any

@@ -1,9 +1,9 @@
-"""Shows a run on a cluster like a local run: the same tree, the same summary, the same exit codes.
+"""Show a run on a cluster like a local run, with the same tree, summary and exit codes.
 
     watch(cluster, "demo-4k2xp", as_json=False)
     # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only this
 
-With `as_json`, stdout gets exactly one object; everything else goes to stderr.
+With `as_json`, exactly one JSON object is written to stdout, and everything else to stderr.
 """
 
 import sys
@@ -44,9 +44,9 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
 
     try:
         with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
-            watched = _Watched(cluster, shown)
-            with watched.refreshed():
-                workflow = _watch_to_completion(cluster, name, watched, shown)
+            refresher = _RunRefresher(cluster, shown)
+            with refresher.refreshed():
+                workflow = _watch_to_completion(cluster, name, refresher, shown)
     except KeyboardInterrupt:
         flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
@@ -58,10 +58,10 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     return print_outcome(cluster, workflow, as_json)
 
 
-class _Watched:
-    """Shows the newest state of a run, and looks regularly for pods that wait."""
+class _RunRefresher:
+    """Shows the newest state of a run, and regularly adds the pods that wait."""
 
-    def __init__(self, cluster: Cluster, shown: display.Shown) -> None:
+    def __init__(self, cluster: Cluster, shown: display.RunDisplay) -> None:
         self._cluster = cluster
         self._shown = shown
         self._workflow: Object | None = None
@@ -75,7 +75,8 @@ class _Watched:
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
-        """Show the run again every few seconds, because Argo does not report pods of jobs."""
+        """Show the run every few seconds during the `with` block, because Argo does not report the
+        pods of jobs."""
         thread = threading.Thread(target=self._refresh, name="waiting", daemon=True)
         thread.start()
         try:
@@ -97,7 +98,7 @@ class _Watched:
             return
 
         if workflow["status"].get("phase") not in COMPLETED:
-            # without the pods, the state that Argo reports is shown
+            # if the pods cannot be read, show the state that Argo reports
             with suppress(ApiError):
                 workflow = add_waiting(self._cluster, workflow)
 
@@ -105,7 +106,7 @@ class _Watched:
 
 
 def _watch_to_completion(
-    cluster: Cluster, name: str, watched: _Watched, shown: display.Shown
+    cluster: Cluster, name: str, refresher: _RunRefresher, shown: display.RunDisplay
 ) -> Object:
     unreachable = False
 
@@ -125,7 +126,7 @@ def _watch_to_completion(
 
         workflow = decompress_nodes(workflow)
         if workflow.get("status"):
-            watched.show(workflow)
+            refresher.show(workflow)
             if workflow["status"].get("phase") in COMPLETED:
                 return workflow
 
@@ -133,7 +134,7 @@ def _watch_to_completion(
 
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
-    """Print the outcome of a completed run; returns the exit code."""
+    """Print the outcome of a completed run and return the exit code."""
     status = workflow["status"]
     is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
@@ -172,7 +173,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     try:
         service = cluster.find(SERVICES, name) if name else None
     except ApiError:
-        # the user may not read Services: the run has still succeeded
+        # a user without permission to read Services gets no URL
         return None
 
     if service:
@@ -188,7 +189,7 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
     request = f"curl -s {url}"
 
     if results.needs_token({"spec": spec_of(workflow)}):
-        # the shell itself runs printf, so no other user of the machine sees the token
+        # printf is a shell builtin, so the token is not visible to other users of the machine
         request = f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
 
     return {

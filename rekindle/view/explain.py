@@ -1,8 +1,8 @@
-"""Reports on the trainings of a run: `rekindle explain`. A training with a ledger is reported from
-its ledger, and the job of another framework from the time and outcome of its step.
+"""Report on the trainings of a run: `rekindle explain`. The source is the ledger of a training, or,
+for a job of another framework, the time and outcome of its step.
 
-`python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'` prints in a pod: {TASK: {"words":
-[...], ...}}
+    # in a pod: prints {TASK: {"words": [...], ...}}
+    python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'
 """
 
 import json
@@ -65,8 +65,8 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store
     is unavailable.
     """
-    name = name or runs.newest(home)
-    status = runs.state(home, name)
+    name = name or runs.find_newest(home)
+    status = runs.load_status(home, name)
     workflow = RunFiles(home, name).workflow()
 
     costs = Costs(name, workflow, status)
@@ -118,10 +118,10 @@ def reports(
 
 
 class Costs:
-    """The prices of a run, else the current prices of the project; `tariffs`: by training, None
-    without prices.
+    """The prices that a run has recorded, or else the current prices of the project.
 
-    `jobs`: the jobs of other frameworks.
+    `tariffs`: name of a training → its tariff, or None without prices. `jobs`: jobs of other
+    frameworks.
     """
 
     def __init__(self, name: str, workflow: Mapping[str, Any], status: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class Costs:
     def of_run(
         self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return the cost of the whole run in words and by task; {} without prices."""
+        """Return the total cost of the run in words and the cost by task, or {} without prices."""
         from rekindle.training.cost.run_cost import compute_run_costs
 
         totals = {
@@ -158,13 +158,14 @@ class Costs:
 
 
 def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
-    """Return what is known of the job of another framework: a line of text, its pods, time, outcome
-    and cost."""
+    """Return a report on a job of another framework: a line of text, its pods, time, outcome and
+    cost."""
     from rekindle.training.cost.bill import format_money
 
     counts: dict[str, int] = {}
-    for item in job.replicas:
-        counts[item.role or "pods"] = counts.get(item.role or "pods", 0) + item.count
+    for replicas in job.replicas:
+        role = replicas.role or "pods"
+        counts[role] = counts.get(role, 0) + replicas.count
 
     if job.phase == "Waiting":
         outcome = "has not started"
@@ -233,8 +234,8 @@ if __name__ == "__main__":
     from rekindle.storage import Store
     from rekindle.training.cost.tariff import Tariff
 
-    parsed = {
+    tariffs = {
         task: value and Tariff.model_validate(value)
         for task, value in json.loads(sys.argv[2]).items()
     }
-    print(to_json(reports(Store.from_env(), sys.argv[1], parsed)))
+    print(to_json(reports(Store.from_env(), sys.argv[1], tariffs)))

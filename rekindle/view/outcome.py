@@ -28,11 +28,8 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome, one line per fact. `facts` (endpoint, commands, cost, ...) precede the
-    duration.
-
-    If not `is_rekindle`, the outputs of the workflow are not interpreted.
-    """
+    """Return the outcome with one line per fact. `facts` (endpoint, commands, cost, ...) precede
+    the duration. The outputs of the workflow are interpreted only if `is_rekindle`."""
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
 
@@ -63,8 +60,8 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
 
 
 def _verdict(status: Status, values: Mapping[str, str]) -> str:
-    """Describe the verdict, and whether the model was released: a verdict alone releases
-    nothing."""
+    """Describe the verdict, and whether the model was released, which does not follow from the
+    verdict."""
     released = releases(status)
     verdict = values.get("verdict", "")
 

@@ -1,4 +1,4 @@
-"""Runs, deployments and services on this machine: the tables of `rekindle status`."""
+"""Show runs, deployments and services on this machine: the tables of `rekindle status`."""
 
 import shlex
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from rekindle.blocks.manifest import workflow_origin
 from rekindle.local.cluster import LocalCluster
 from rekindle.operations import results
 from rekindle.view import outcome
-from rekindle.view.plumbing import Plumbing
+from rekindle.view.plumbing import InternalSteps
 
 
 def everything(home: Path, as_json: bool) -> str:
     """Return the tables of runs, deployments and services."""
-    return runs.everything(LocalCluster(home), as_json, run_row)
+    return runs.show_all(LocalCluster(home), as_json, run_row)
 
 
 def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `show_all`, and its live
     processes."""
-    status = runs.state(home, name)
+    status = runs.load_status(home, name)
     manifest = RunFiles(home, name).workflow()
     processes = runs.processes(home, name)
     if not as_json:
@@ -38,16 +38,16 @@ def steps_table(
     name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False
 ) -> str:
     """Return a table of the steps of a run, without internal steps unless `show_all`."""
-    plumbing = Plumbing(manifest, status)
-    rows = [plumbing.readable(row) for row in steps(name, status)]
+    internal_steps = InternalSteps(manifest, status)
+    rows = [internal_steps.make_readable(row) for row in steps(name, status)]
     if show_all:
         return runs.steps_table(name, status, rows)
 
-    shown = [row for row in rows if not plumbing.is_internal(row)]
-    table = runs.steps_table(name, status, shown)
-    hidden = len(rows) - len(shown)
-    if hidden:
-        table += f"\n\n{hidden} internal steps are not shown: `--all` shows them"
+    shown_rows = [row for row in rows if not internal_steps.is_internal(row)]
+    table = runs.steps_table(name, status, shown_rows)
+    hidden_count = len(rows) - len(shown_rows)
+    if hidden_count:
+        table += f"\n\n{hidden_count} internal steps are not shown: `--all` shows them"
 
     return table
 
@@ -55,7 +55,7 @@ def steps_table(
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
     """Return the hash of a run's manifest, the endpoint of its model, and its cost, for `-o
     json`."""
-    # imported in this function, for a fast `rekindle status`
+    # imported here to keep `rekindle status` fast
     from rekindle.blocks.manifest.render import manifest_sha256
 
     sha256 = workflow_origin.read_parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
@@ -80,7 +80,7 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
 
 
 def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
-    """Return the flag of curl that sends the token of this machine; "" if the model servers of a
+    """Return the flag of curl that sends the token of this machine, or "" if the model servers of a
     run need no token."""
     if not results.needs_token(manifest):
         return ""

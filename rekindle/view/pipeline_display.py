@@ -1,8 +1,8 @@
-"""A run of a pipeline in the foreground: the display of argolocal, plus the model, its verdict and
+"""Run a pipeline in the foreground, with the display of argolocal plus the model, its verdict and
 its endpoint.
 
-create_run(home, manifest, parameters).run(as_json=False, ask=True)
-# → also 3: not released by the gate
+    create_run(home, manifest, parameters).run(as_json=False, ask=True)
+    # exit code 3, which argolocal does not have: not released by the gate
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,8 +47,8 @@ def create_run(
 
 
 def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the claim that `cluster.cache` names: on this machine, the claim is a folder that the
-    run creates."""
+    """Return the PersistentVolumeClaim that `cluster.cache` names. On this machine, it is a folder
+    that the run creates."""
     cluster = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
@@ -75,7 +75,7 @@ def load_run(
 
 
 class Pipeline(foreground.Foreground):
-    """Runs a workflow; `is_rekindle` if Rekindle rendered it."""
+    """Runs a workflow. `is_rekindle` is True if Rekindle has rendered it."""
 
     def __init__(self, local: LocalRun) -> None:
         super().__init__(local)
@@ -83,10 +83,7 @@ class Pipeline(foreground.Foreground):
 
     def begin(self) -> None:
         """Mark the run's folder in the object store, and restart the deployments that `rekindle
-        down` stopped.
-
-        The run may end without a new release.
-        """
+        down` stopped, because the run may end without a new release."""
         if self._writes_artifacts():
             self._mark()
 

@@ -1,4 +1,4 @@
-"""The forecast of a run, as text and as the object that `-o json` prints."""
+"""Format the forecast of a run as text and as the object that `-o json` prints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from rekindle.operations.plan.timing import Total
 from rekindle.training.cost.bill import format_amount, format_money
 from rekindle.training.cost.pod_requests import GIB, Replicas, count_gpus
 
-MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
+MAX_REASON_LENGTH = 120  # characters of a reason in the table; `-o json` does not shorten it
 MAX_NAMES = 8  # maximum number of tasks that a line of totals names
 MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
 
@@ -20,7 +20,7 @@ MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical p
 def text(plan: Forecast) -> str:
     """Return the table of tasks, the totals, and the possible releases."""
     rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
-    return visible("\n".join([runs.table(rows), "", *_totals(plan)]))
+    return visible("\n".join([runs.format_table(rows), "", *_totals(plan)]))
 
 
 def _cells(row: Row) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _totals(plan: Forecast) -> Iterator[str]:
         certain = _spread(unconditional.seconds, unconditional.low, unconditional.high)
         yield f"time       {at_least}{certain}"
         if counts[CONDITIONAL]:
-            whole = _spread(total.seconds, total.low, total.high)
-            yield f"           {at_least}{whole}, if all conditional tasks run"
+            maximum = _spread(total.seconds, total.low, total.high)
+            yield f"           {at_least}{maximum}, if all conditional tasks run"
 
         names = plan.former_runs
         yield f"           from {len(names)} former run{'s' * (len(names) > 1)}, newest {names[0]}"

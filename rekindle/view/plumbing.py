@@ -1,7 +1,7 @@
-"""Tells the steps of a run that its pipeline contains from the internal steps that the blocks add.
+"""Distinguish the steps that a pipeline contains from the internal steps that blocks add.
 
-Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs is never
-internal.
+Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs never counts
+as internal.
 """
 
 import re
@@ -23,8 +23,8 @@ OUTPUT = re.compile(
 )
 
 
-class Plumbing:
-    """The internal steps of one run; `manifest`: its workflow."""
+class InternalSteps:
+    """Recognizes the internal steps of one run. `manifest` is its workflow."""
 
     def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
         self.is_rekindle = is_rekindle(manifest)
@@ -34,8 +34,7 @@ class Plumbing:
         self.nodes = {node["id"]: node for node in list((status.get("nodes") or {}).values())}
 
     def is_internal(self, row: Step) -> bool:
-        """Return True if a block added this step, and the step has neither failed nor still
-        runs."""
+        """Return True if a block added this step, and the step neither runs nor has failed."""
         if not (self.is_rekindle and row.node and row.phase in DONE):
             return False
 
@@ -58,8 +57,8 @@ class Plumbing:
 
         return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
 
-    def readable(self, row: Step) -> Step:
-        """Return the row, with the condition of a skipped step as its pipeline states it."""
+    def make_readable(self, row: Step) -> Step:
+        """Return the row of a skipped step with the condition in the words of the pipeline."""
         if row.phase != "Skipped" or not row.node or not row.message.startswith("when "):
             return row
 

@@ -1,4 +1,4 @@
-"""The progress of a training, from the logs of its workers."""
+"""Find the progress of a training in the logs of its workers."""
 
 from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED

@@ -1,4 +1,4 @@
-"""The report of `rekindle check` as text."""
+"""Format the report of `rekindle check` as text."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
 def text(report: dict[str, Any]) -> str:
-    """Format the findings, and the error, if any."""
+    """Format the report: the data, the model, the first step, and the error, if any."""
     families = report.get("families", {})
     parts = [
         line for name in families for line in ("", f"family      {name}", *_lines(families[name]))
@@ -82,7 +82,7 @@ def _error(report: dict[str, Any]) -> Iterator[str]:
         yield f"error       {report['error']}{hint}"
 
 
-def _elements(values: Iterable[Any]) -> int:
+def _elements(values: Iterable[dict[str, Any]]) -> int:
     return sum(math.prod(value["shape"]) for value in values)
 
 

@@ -19,4 +19,4 @@ def execute(
 
 def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
     """Resume a run that was stopped, failed, or lost its runner."""
-    return LocalRun.old(name, cluster).run(on_change)
+    return LocalRun.load(name, cluster).run(on_change)

@@ -41,7 +41,7 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
     text = yaml.dump_all(objects, Dumper=Plain).replace(NAME, f"w-{uuid.uuid4().hex[:8]}")
     main, others = split(list(yaml.safe_load_all(text)))
     cluster = LocalCluster(tmp_path_factory.mktemp("home"))
-    cluster.keep(others)
+    cluster.store_objects(others)
     try:
         status = execute(main, {}, cluster)
     except ConfigError as error:

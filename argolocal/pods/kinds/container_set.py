@@ -1,11 +1,13 @@
-"""containerSet templates: the containers of one pod as processes, started in the order of their
+"""Run containerSet templates: start the containers of one pod as processes, in the order of their
 dependencies.
 
     group = ContainerSet(template, run, cluster)
-    for name, process in group.start_ready(now): ...    # then group.on_exit(name, now), until
-    group.completed
+    while not group.completed:
+        for name, process in group.start_ready(now): ...
+        group.on_exit(name, now)    # after the exit of a process
 
-Each container has its own root and shares the volumes; the container `main` has the outputs.
+Each container has a separate root directory, and all share the volumes. The outputs are those of
+the container `main`.
 `retries` is the total number of attempts, as in Argo. Source: Argo's container_set_template.go,
 operator.go (assessNodeStatus, inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
@@ -53,11 +55,12 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContainerSet(Sidecars):
-    """The containers of the pod of one containerSet template."""
+    """The containers of one containerSet template."""
 
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         super().__init__({}, run, cluster)
-        self.main, self.is_inline = main_container(template), not template.get("name")
+        self.main = main_container(template)
+        self.is_inline = not template.get("name")
         self.containers = {container["name"]: container for container in members(template)}
         self.sidecar_specs = [
             container for container in self.containers.values() if container["name"] != "main"
@@ -69,7 +72,7 @@ class ContainerSet(Sidecars):
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
         self.codes: dict[str, int] = {}  # exit codes of completed containers
-        # exit codes of completed containers as their dependents see them
+        # exit codes of completed containers that their dependents check
         self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
@@ -138,8 +141,8 @@ class ContainerSet(Sidecars):
             self._end(name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
-        """Return Argo's message for the failed container whose name sorts first (`main` in inline
-        templates), or ""."""
+        """Return Argo's message about the first failed container by name, or "". In inline
+        templates, `main` comes first."""
         failed_names = sorted(
             (name for name, code in self.codes.items() if code),
             key=lambda name: (self.is_inline and name != "main", name),
@@ -213,7 +216,7 @@ def check(template: dict[str, Any], where: str) -> None:
             )
 
         unknown = next(
-            (need for need in dependencies[container["name"]] if need not in dependencies), None
+            (name for name in dependencies[container["name"]] if name not in dependencies), None
         )
         if unknown:
             raise ConfigError(

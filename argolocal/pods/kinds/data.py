@@ -1,4 +1,5 @@
-"""data templates: the keys of a bucket, transformed by expressions; the result is JSON.
+"""Run data templates, whose result is the JSON list of the keys in a bucket, transformed by
+expressions.
 
     phase, message, outputs = transform(template["data"], store)
 
@@ -17,10 +18,10 @@ Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of
 
 
 def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:
-    """List the keys and apply the transformations. Any error fails the node, even a missing
-    bucket."""
+    """List the keys and apply the transformations. Any error, such as a missing bucket, fails the
+    node."""
     try:
-        result = _keys(data["source"]["artifactPaths"]["s3"], store)
+        result = _list_keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
         return _failed(f"unable to process data source: unable to source artifact paths: {error}")
 
@@ -28,8 +29,6 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
         try:
             if step.get("expression"):
                 result = evaluate(step["expression"], {"data": result})
-            else:
-                result = result
         except ExprError as error:
             return _failed(
                 f"unable to process data transformation: error processing data step {index}:"
@@ -39,8 +38,9 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
     return "Succeeded", "", {"result": gofmt.dumps(result), "exitCode": "0"}
 
 
-def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """Return all keys below the key of `s3`. Raises StorageError, also if no such key exists."""
+def _list_keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """Return all keys below the key of `s3`. Raises StorageError, for example if no such key
+    exists."""
     if not s3.get("bucket"):  # Argo does not use the artifact repository's bucket here
         raise StorageError("Bucket name cannot be empty")
     key = s3.get("key") or ""

@@ -1,4 +1,4 @@
-"""http templates: one request, whose response decides the phase of the node.
+"""Run http templates: send one request, whose response decides the phase of the node.
 
     phase, message, outputs = send(template["http"], cluster.secret)
 
@@ -19,15 +19,16 @@ from argolocal.pods import web
 
 MAX_BODY_BYTES = 10_000_000  # a cluster stores fewer than two million bytes for a whole workflow
 Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
-Secret = Callable[[str], Mapping[str, str]]
+ReadSecret = Callable[[str], Mapping[str, str]]
 
 
-def send(http: Mapping[str, Any], secret: Secret) -> Result:
+def send(http: Mapping[str, Any], read_secret: ReadSecret) -> Result:
     """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo
     does."""
     try:
         headers = [
-            (header["name"], _header_value(header, secret)) for header in http.get("headers") or []
+            (header["name"], _header_value(header, read_secret))
+            for header in http.get("headers") or []
         ]
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
@@ -76,12 +77,15 @@ def _send(
     method = http.get("method") or "GET"
     timeout = seconds and float(seconds)
     with web.request(http["url"], method, headers, body, timeout, verify) as response:
-        web.copy(response, text := io.BytesIO(), MAX_BODY_BYTES)
-        return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
+        buffer = io.BytesIO()
+        web.copy(response, buffer, MAX_BODY_BYTES)
+        text = buffer.getvalue().decode(errors="replace")
+        return response.status, text, response.getheaders()
 
 
 def _go_error(web_error: web.WebError) -> str:
-    """Return Go's message for a failed connection, which retry policies match."""
+    """Return Go's message about a failed connection, which the retry policies of Argo search
+    for."""
     error = web_error.cause
     if not isinstance(error, OSError) or error.errno not in (
         errno.ECONNREFUSED,
@@ -94,15 +98,15 @@ def _go_error(web_error: web.WebError) -> str:
     return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
-def _header_value(header: Mapping[str, Any], secret: Secret) -> str:
+def _header_value(header: Mapping[str, Any], read_secret: ReadSecret) -> str:
     reference = (header.get("valueFrom") or {}).get("secretKeyRef")
     if reference:
-        return secret(reference["name"])[reference["key"]]
+        return read_secret(reference["name"])[reference["key"]]
     return header.get("value") or ""
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return headers like Go's http.Header: `Content-Type` → all its values."""
+    """Return the headers as Go's http.Header does: canonical name → all values."""
     values_by_name: dict[str, list[str]] = {}
     for name, value in headers:
         values_by_name.setdefault(

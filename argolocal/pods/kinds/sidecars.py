@@ -1,10 +1,11 @@
-"""initContainers, which run in sequence before the main container, and sidecars, which run in
-parallel with it.
+"""Run initContainers one after another before the main container, and sidecars in parallel with it.
 
     sidecars = Sidecars(template, run, cluster)
-    process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
+    process = sidecars.next_init()
+    sidecars.start_sidecars()
+    failure = sidecars.stop(grace)
 
-Each container has its own root; all share the volumes.
+Each container has a separate root directory, and all share the volumes.
 """
 
 import contextlib
@@ -58,9 +59,9 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed before,
-        else ""."""
-        # two threads may call `stop`: to collect outputs, and to stop the run
+        """Terminate the sidecars and wait for their end. Return Argo's message if a sidecar has
+        failed, else ""."""
+        # two threads may call `stop` at the same time, to collect outputs and to stop the run
         processes = dict(self.running)
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
@@ -113,8 +114,8 @@ class Sidecars:
         )
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """Return the mounts of the main container: its volumes, and its input artifacts, which are
-        mounts in Argo."""
+        """Return the mounts of the main container: its volumes, and its input artifacts, which Argo
+        mounts."""
         mounts = [*(self.main.get("volumeMounts") or [])]
 
         unmounted_paths = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from argolocal.common import exit_codes
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
+from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED_KINDS
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
@@ -135,8 +135,8 @@ def training_job(
 def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
     """Raise ConfigError if the operator would reject the job or never complete it."""
     job = f"{kind} {name}"
-    if kind in REMOVED:
-        raise ConfigError(f"{job}: {REMOVED[kind]}.")
+    if kind in REMOVED_KINDS:
+        raise ConfigError(f"{job}: {REMOVED_KINDS[kind]}.")
 
     framework = FRAMEWORKS[kind]
     for role in replicas.keys() - framework.roles.keys():

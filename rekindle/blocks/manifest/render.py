@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from argolocal.common.json_text import to_json
-from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT_BOOLEAN
+from argolocal.language.yaml_text import FLOAT, INTEGER, NUMBER_START_CHARACTERS, SHORT_BOOLEAN
 from argolocal.manifest.allowed_values import API_VERSION
 from rekindle import project
 from rekindle.blocks.manifest.provenance import (
@@ -243,6 +243,6 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _represent_text)
 # texts such as 1e-05 get quotes: Go reads them as numbers or booleans, PyYAML does not
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, FIRST_OF_NUMBERS)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FIRST_OF_NUMBERS)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, NUMBER_START_CHARACTERS)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, NUMBER_START_CHARACTERS)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", SHORT_BOOLEAN, list("yYnN"))

@@ -9,7 +9,7 @@ from argolocal.cli.output import print_errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured
+from rekindle.cli.options import cluster_flag, config_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
@@ -24,7 +24,7 @@ FIXED_DATA = (
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--from",
     "first_day",

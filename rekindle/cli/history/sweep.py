@@ -12,7 +12,7 @@ from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
-from rekindle.cli.options import cluster_flag, configured, no_cache_option
+from rekindle.cli.options import cluster_flag, config_options, no_cache_option
 from rekindle.cli.runs import run_here
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
@@ -34,7 +34,7 @@ def check_sweep(config: Any) -> None:
 
 
 @command
-@configured
+@config_options
 @click.option(
     "--of",
     "name",

@@ -24,7 +24,7 @@ from argolocal.language.gofmt import timestamp
 from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOB_VERSION, JOBS
 from argolocal.manifest.types import Object
-from argolocal.state.journal import RunFiles, run_claims
+from argolocal.state.journal import RunFiles, claims_of_run
 from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi_job
@@ -269,7 +269,7 @@ class TrainingJobs(Controller):
 
     def _claims(self) -> list[str]:
         """Return the names of the claims that the workflow of this run creates."""
-        return run_claims(RunFiles(self.cluster.home, self.run.name))
+        return claims_of_run(RunFiles(self.cluster.home, self.run.name))
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
         return memory_volume(self.run, obj["metadata"]["name"], spec)

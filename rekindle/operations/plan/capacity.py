@@ -14,7 +14,7 @@ from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.queue import VERSIONS, list_kueue_objects
 from rekindle.operations.plan.resources import totals
-from rekindle.training.cost.pod_requests import Replicas, parse_quantity
+from rekindle.training.cost.pod_requests import Replicas, quantity_or_zero
 
 QUOTAS = Resource("v1", "resourcequotas")
 
@@ -123,7 +123,7 @@ def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict
         if cohort and borrowing_limit is None:
             amount = _cohort_quota(cluster, cohort, flavor, name)
         else:
-            amount = parse_quantity(resource.get("nominalQuota") or 0) + parse_quantity(
+            amount = quantity_or_zero(resource.get("nominalQuota") or 0) + quantity_or_zero(
                 borrowing_limit or 0
             )
 
@@ -160,7 +160,7 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
         for key, found in _quotas_by_flavor(queue)
         if key == (flavor, name)
     ]
-    return sum(parse_quantity(resource.get("nominalQuota") or 0) for resource in resources)
+    return sum(quantity_or_zero(resource.get("nominalQuota") or 0) for resource in resources)
 
 
 def _cohort(item: Object) -> str:

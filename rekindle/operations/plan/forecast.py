@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import API_VERSION
-from argolocal.manifest.resolve import find_in, store_templates
+from argolocal.manifest.resolve import make_finder, store_templates
 from argolocal.manifest.shape import shape_errors
 from rekindle import project
 from rekindle.cache import lookup
@@ -130,7 +130,7 @@ class Sources:
     def object_finder(self, objects: Iterable[Mapping[str, Any]]) -> Any:
         """Return a function that finds an object by kind and name: in `objects`, else in the home
         or the cluster."""
-        find = find_in(objects)
+        find = make_finder(objects)
 
         def find_anywhere(kind: str, name: str) -> Any:
             found = find(kind, name)

@@ -57,7 +57,7 @@ def read_local_runs(
 ) -> Iterator[FormerRun]:
     """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs; `note`
     is called for each malformed run."""
-    names = runs.names(home) if (home / "runs").is_dir() else []
+    names = runs.run_names(home) if (home / "runs").is_dir() else []
     yield from _newest_runs(
         (_read(home, name) for name in names if name.startswith(prefix)), workflow, note
     )

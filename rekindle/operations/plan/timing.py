@@ -167,8 +167,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The seconds of a training's steps and of its ledger, and the numbers of steps, planned steps
-    and samples."""
+    """The seconds of a training's steps and of its ledger, and the numbers of steps,
+    list_planned_tasks steps and samples."""
 
     seconds: float
     ledger_seconds: float

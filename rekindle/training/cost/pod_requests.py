@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from argolocal.manifest.types import Manifest
 
 GIB = 1 << 30
@@ -96,7 +96,7 @@ def read_pod(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
             **(resources.get("limits") or {}),
             **(resources.get("requests") or {}),
         }.items():
-            totals[name] = totals.get(name, 0.0) + parse_quantity(amount)
+            totals[name] = totals.get(name, 0.0) + quantity_or_zero(amount)
 
     devices = {name: count for name, count in totals.items() if "/" in name and count}
     tolerations = [
@@ -292,9 +292,9 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
     return {}
 
 
-def parse_quantity(text: str | float) -> float:
+def quantity_or_zero(text: str | float) -> float:
     """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity."""
     try:
-        return float(quantity(text))
+        return float(parse_quantity(text))
     except ValueError:  # a template tag: the amount is known only when the pod starts
         return 0.0

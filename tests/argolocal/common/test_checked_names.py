@@ -1,4 +1,4 @@
-"""Names from outside: which values are names of runs, and how a message shows a value that is not
+"""TagSet from outside: which values are names of runs, and how a message shows a value that is not
 one."""
 
 import json

@@ -12,7 +12,7 @@ from argolocal.language import gofmt, selector
 from argolocal.language.expr import evaluate, find_calls, identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.sprig import ARGO_FUNCTIONS
-from argolocal.language.substitute import ALL, STEPS, Missing, TemplateError, substitute
+from argolocal.language.substitute import ALL, STEP_OUTPUTS, Missing, TemplateError, substitute
 
 SCOPE = {
     "workflow.name": "w",
@@ -61,9 +61,9 @@ def test_tags_are_replaced_by_their_values(text: str, result: str) -> None:
 @pytest.mark.parametrize(
     ("text", "strict", "error"),
     [
-        ("{{tasks.eval.outputs.result}}", STEPS, Missing),
-        ("{{=tasks.eval.outputs.result}}", STEPS, Missing),
-        ("{{=asInt('0.91')}}", STEPS, TemplateError),
+        ("{{tasks.eval.outputs.result}}", STEP_OUTPUTS, Missing),
+        ("{{=tasks.eval.outputs.result}}", STEP_OUTPUTS, Missing),
+        ("{{=asInt('0.91')}}", STEP_OUTPUTS, TemplateError),
         ("{{=item.n}}", ALL, Missing),
         ("{{tasks.skipped.outputs.parameters.p}}", None, TemplateError),
         ("an unclosed {{ tag", None, TemplateError),
@@ -234,7 +234,7 @@ def test_an_invalid_expression_is_an_error(source: str) -> None:
 
 def test_an_infinite_result_fails_with_the_message_of_go() -> None:
     with pytest.raises(TemplateError, match=r"json: unsupported value: \+Inf$"):
-        substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEPS)
+        substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEP_OUTPUTS)
 
 
 def test_identifiers_are_the_names_that_an_expression_reads_without_a_guard() -> None:
@@ -321,7 +321,7 @@ def test_a_condition_must_be_a_label_selector(bad: str) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_in_a_manifest_keeps_its_value(value: float) -> None:
-    text = gofmt.anystring(value)
+    text = gofmt.to_argo_string(value)
     assert "e" not in text
     assert math.isclose(float(text), value, rel_tol=1e-15)
 
@@ -331,7 +331,7 @@ def test_a_float_in_a_manifest_keeps_its_value(value: float) -> None:
     [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")],
 )
 def test_parameter_values_are_formatted_as_in_argo(value: object, text: str) -> None:
-    assert gofmt.anystring(value) == text
+    assert gofmt.to_argo_string(value) == text
 
 
 @pytest.mark.parametrize(

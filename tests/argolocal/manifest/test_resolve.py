@@ -56,7 +56,7 @@ def load(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
     """Return the object to run, and a cluster with the other objects."""
     main, others = split(documents(text))
     cluster = LocalCluster(home)
-    cluster.keep(others)
+    cluster.store_objects(others)
     return main, cluster
 
 
@@ -144,7 +144,7 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
     main, others = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
-    cluster.keep(others)
+    cluster.store_objects(others)
 
     with pytest.raises(
         ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"
@@ -179,7 +179,7 @@ def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> Non
         }
 
     cluster = LocalCluster(tmp_path)
-    cluster.keep([stored("a", "b"), stored("b", "a")])
+    cluster.store_objects([stored("a", "b"), stored("b", "a")])
     status = execute(builders.workflow({"name": "main", "steps": [[call("a", "2")]]}), {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {
@@ -226,7 +226,7 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
         "templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, "
     )
     main, others = split(documents(text))
-    cluster.keep(others)
+    cluster.store_objects(others)
     for each in (main, others[0]):  # the WorkflowTemplate can be run, too
         with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
             workflow(each, {}, cluster.find)
@@ -270,7 +270,7 @@ def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
 def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     label = {"workflows.argoproj.io/configmap-type": "Parameter"}
-    cluster.keep(
+    cluster.store_objects(
         [{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}]
     )
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
@@ -360,7 +360,7 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
     tmp_path: Path, template: dict[str, Any], message: str
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
+    cluster.store_objects([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
     main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
 
     manifest = workflow(builders.workflow(main))

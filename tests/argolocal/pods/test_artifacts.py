@@ -256,7 +256,9 @@ def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="Secret 'mine' with the key 'access' does not exist"):
         cluster.store(s3)
 
-    cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
+    cluster.store_objects(
+        [{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}]
+    )
     store = cluster.store(s3)
     assert store.bucket == "other"
     assert store.endpoint == "http://s3.example:9000"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from argolocal.common import processes
 from argolocal.controllers import pod_process as pods
 from argolocal.errors import ConfigError
-from argolocal.language.quantity import quantity
+from argolocal.language.quantity import parse_quantity
 from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
@@ -111,7 +111,9 @@ def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
-    mine = limits.memory_cgroup({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
+    mine = limits.create_memory_cgroup(
+        {"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main"
+    )
     assert mine
     other = "from argolocal.pods import limits; assert limits.available()"
     subprocess.run([sys.executable, "-c", other], check=True, env=ENVIRONMENT)
@@ -123,7 +125,7 @@ def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
 @needs_cgroups
 def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
     dies = (
-        "from argolocal.pods import limits\nmemory = limits.memory_cgroup({'resources': {'limits':"
+        "from argolocal.pods import limits\nmemory = limits.create_memory_cgroup({'resources': {'limits':"
         " {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
     )
     cgroup = Path(
@@ -178,5 +180,5 @@ def test_quantities_are_parsed_as_in_kubernetes(number: int, unit: str) -> None:
     powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
     two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
     expected = Decimal(number) * (2 ** two[unit] if unit in two else Decimal(10) ** powers[unit])
-    assert quantity(f"{number}{unit}") == expected
-    assert quantity(f"{number}.5{unit}") > expected
+    assert parse_quantity(f"{number}{unit}") == expected
+    assert parse_quantity(f"{number}.5{unit}") > expected

@@ -41,7 +41,7 @@ def ran(
     home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any
 ) -> dict[str, Any]:
     cluster = LocalCluster(home)
-    cluster.keep(others)
+    cluster.store_objects(others)
     return execute(workflow(*templates, **spec), {}, cluster)
 
 

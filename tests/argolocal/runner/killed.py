@@ -80,7 +80,7 @@ sys.setprofile(count)
 cluster = LocalCluster(home)
 if (home / "runs" / what / "manifest.yaml").exists():
     resume_suspended(what, values, home)
-    LocalRun.old(what, cluster).run()
+    LocalRun.load(what, cluster).run()
 else:
     LocalRun.new(json.loads((home / "w.json").read_text()), {}, cluster).run()
 sys.setprofile(None)
@@ -156,7 +156,7 @@ class Run:
             store.client.create_bucket(Bucket=bucket)
 
         self.environment = {**os.environ, **store_environment, "HOME_OF_ALL": str(self.notes)}
-        self.cluster.keep(obj for obj in documents() if obj["kind"] != "Workflow")
+        self.cluster.store_objects(obj for obj in documents() if obj["kind"] != "Workflow")
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)

@@ -270,7 +270,7 @@ def load_error(data: bytes, home: Path) -> str:
 
     try:
         manifest, others = read_files(file)
-        cluster.keep(others)
+        cluster.store_objects(others)
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"

@@ -145,7 +145,7 @@ from argolocal.runner.run import LocalRun
 cluster = LocalCluster(Path(sys.argv[1]))
 what = sys.argv[2]
 new = what.endswith(".json")
-run = LocalRun.new(json.loads(Path(what).read_text()), {}, cluster) if new else LocalRun.old(what, cluster)
+run = LocalRun.new(json.loads(Path(what).read_text()), {}, cluster) if new else LocalRun.load(what, cluster)
 print(run.run()["phase"])
 """
 
@@ -277,7 +277,7 @@ def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: P
     process = runner(cluster, manifest)
     until("its first process", lambda: left_over(cluster))
     with pytest.raises(state.Busy, match=str(process.pid)):
-        LocalRun.old("w", cluster)
+        LocalRun.load("w", cluster)
     process.terminate()
     process.wait(2)
 

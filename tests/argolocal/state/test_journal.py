@@ -106,7 +106,7 @@ def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     path = files.root / name
     path.write_text(edit(path.read_text()))
 
-    for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
+    for command in (resume, stop, lambda *_: overview.load_status(files.home, "w")):
         with pytest.raises(
             ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"
         ):
@@ -115,10 +115,10 @@ def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     assert files.runner() is None
     phases = {
         run["run"]: run["phase"]
-        for run in json.loads(overview.everything(LocalCluster(files.home), True))["runs"]
+        for run in json.loads(overview.show_all(LocalCluster(files.home), True))["runs"]
     }
     assert phases == {"w": "Unreadable", "other": "Succeeded"}
-    assert overview.newest(files.home, ("Succeeded",)) == "other"
+    assert overview.find_newest(files.home, ("Succeeded",)) == "other"
 
 
 def test_a_run_without_its_journal_starts_over(files: RunFiles) -> None:

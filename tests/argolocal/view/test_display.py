@@ -321,7 +321,7 @@ def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
             shown({"nodes": nodes})
 
     assert calls(end_one_after_the_other) < 100 * once
-    shown.next_look = 0.0
+    shown.next_report = 0.0
     shown.tick()
     assert out.getvalue().count("succeeded") == 1000
 

@@ -38,7 +38,7 @@ def test_resume_without_a_name_finds_a_suspended_run(tmp_path: Path, spec: Any, 
     paused = create(tmp_path, "paused", spec, {"phase": "Running", "nodes": nodes})
     create(tmp_path, "done", {}, {"phase": "Succeeded"}).close()
     active = create(tmp_path, "active", {}, {"phase": "Running"})
-    assert runs.resumable(tmp_path) == "paused"
+    assert runs.find_resumable(tmp_path) == "paused"
     active.close()
     paused.close()
 
@@ -46,7 +46,7 @@ def test_resume_without_a_name_finds_a_suspended_run(tmp_path: Path, spec: Any, 
 def test_resume_without_a_name_does_not_take_an_active_run(tmp_path: Path) -> None:
     active = create(tmp_path, "active", {}, {"phase": "Running"})
     with pytest.raises(ConfigError, match="suspended"):
-        runs.resumable(tmp_path)
+        runs.find_resumable(tmp_path)
     active.close()
 
 
@@ -68,9 +68,9 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
         (files.logs / f"cleaned-4k2xp-{name}-1234.log").write_text(f"line of {name}\n")
 
     out = io.StringIO()
-    runs.logs(tmp_path, "cleaned-4k2xp", step, False, out, False)
+    runs.copy_logs(tmp_path, "cleaned-4k2xp", step, False, out, False)
     assert (
-        runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False)
+        runs.copy_logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False)
         == "report has printed nothing."
     )
     assert "line of clean" in out.getvalue()
@@ -78,7 +78,7 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
 
 
 def test_a_cell_of_a_table_is_one_line() -> None:
-    text = runs.table([{"name": "a\nb\tc\x1b[31m\u2028", "other": "x"}])
+    text = runs.format_table([{"name": "a\nb\tc\x1b[31m\u2028", "other": "x"}])
     assert text.splitlines()[1] == r"a\nb\tc\u2028  x"
 
 

@@ -145,7 +145,7 @@ def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: 
     )
     selected = Logs(cluster, "demo", io.StringIO(), "train")
     assert selected.print(ran("prepare(0)", "train(0)")) == 1
-    assert selected.gaps == {}
+    assert selected.missing_lines_reasons == {}
 
 
 def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
@@ -154,8 +154,8 @@ def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
     server.put(WORKFLOWS_AT, ran("prepare(0)"))
     logs = Logs(cluster, "demo", io.StringIO())
     logs.follow()
-    assert "before its log was read" in logs.gaps["prepare(0)"]
-    assert "rekindle logs demo" in logs.gaps["prepare(0)"]
+    assert "before its log was read" in logs.missing_lines_reasons["prepare(0)"]
+    assert "rekindle logs demo" in logs.missing_lines_reasons["prepare(0)"]
 
 
 def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
@@ -168,7 +168,7 @@ def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
     until("the watch", lambda: hasattr(logs, "workflow"))
     server.remove(WORKFLOWS_AT, "demo")
     follower.join(20)
-    assert logs.gaps == {"demo": "the run was deleted while its logs were read."}
+    assert logs.missing_lines_reasons == {"demo": "the run was deleted while its logs were read."}
 
 
 class RotatingKubelet(Kubelet):

@@ -100,7 +100,7 @@ def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp
     assert runs.processes(tmp_path, "demo") == [{"pod": "train-worker-0", "pid": os.getpid()}]
     files.close()
     out = io.StringIO()
-    runs.logs(tmp_path, "train", "", False, out, False)
+    runs.copy_logs(tmp_path, "train", "", False, out, False)
     assert out.getvalue() == "demo-train-worker-0 | 100 %\n"
 
 

@@ -78,7 +78,7 @@ def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
     ]
 
     cluster = LocalCluster(home)
-    cluster.keep([CLAIM, CONFIG])
+    cluster.store_objects([CLAIM, CONFIG])
 
     manifest = workflow(*templates, volumes=[CLAIM_VOLUME], **more)
 

@@ -494,17 +494,19 @@ def test_a_plan_names_the_objects_of_a_cluster_that_it_may_not_read(
 def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
     services: Services, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = tracking.start_run("planned", "planned-run")
+    run_id = tracking.start_run("list_planned_tasks", "list_planned_tasks-run")
     version = tracking.register(
-        "planned", "releases/planned/1", "s3://bucket/1", "ab", run_id, {}
+        "list_planned_tasks", "releases/list_planned_tasks/1", "s3://bucket/1", "ab", run_id, {}
     ).version
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.local_champion(services.home, "planned").version == ""
+    assert releases.local_champion(services.home, "list_planned_tasks").version == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    tracking.record_champion("planned", version, "planned-server")
+    tracking.record_champion("list_planned_tasks", version, "list_planned_tasks-server")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.local_champion(services.home, "planned") == releases.Champion(version, "")
-    assert releases.local_champion(Path("none"), "planned") == releases.Champion()
+    assert releases.local_champion(services.home, "list_planned_tasks") == releases.Champion(
+        version, ""
+    )
+    assert releases.local_champion(Path("none"), "list_planned_tasks") == releases.Champion()
 
 
 def test_files_and_server_of_the_embedded_store_list_the_same_objects(
