@@ -1,22 +1,22 @@
 """Run, lint and test Argo Workflows on this machine, without a cluster (docs/argolocal.md).
 
-    outcome = argolocal.run("workflow.yaml", {"message": "hello"}); outcome.phase;
-    outcome.nodes["print"].log
+    outcome = argolocal.run("workflow.yaml", {"message": "hello"})
+    print(outcome.phase, outcome.nodes["print"].log)
 
-The names in NAMES are the public API; each name is imported on first use.
+The names in PUBLIC_NAMES are the public API; each name is imported on first use.
 """
 
 import sys
 from importlib import import_module
 
-# not imported from typing, which loads twenty modules before a program can handle Ctrl-C
+# `typing` is not imported: it loads twenty modules before a program can handle Ctrl-C.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
 # module → its public names; __init__.pyi declares the same names for type checkers
-NAMES = {
+PUBLIC_NAMES = {
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
     "controllers.controller": ("Controller",),
@@ -26,7 +26,7 @@ NAMES = {
 }
 
 
-def exports(
+def lazy_exports(
     package: str, names: "Mapping[str, tuple[str, ...]]"
 ) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
     """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on
@@ -50,4 +50,4 @@ def exports(
     return [*module_paths], load, lambda: [*namespace, *module_paths]
 
 
-__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__, __getattr__, __dir__ = lazy_exports(__name__, PUBLIC_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

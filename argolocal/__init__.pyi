@@ -20,6 +20,6 @@ __all__ = [
     "run",
 ]
 
-def exports(
+def lazy_exports(
     package: str, names: dict[str, tuple[str, ...]]
 ) -> tuple[list[str], object, object]: ...

@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    # with `python -m`, the working directory, whose files must not shadow libraries
+    # `python -m` puts the working directory first; its files must not shadow libraries
     del sys.path[0]
 
 from collections.abc import Callable
@@ -20,28 +20,27 @@ def main() -> None:
     exit_with(lambda: import_module("argolocal.cli").main)
 
 
-def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
-    """Run the command that `load` imports, and exit with its exit code; print no traceback after
-    Ctrl-C."""
+def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
+    """Run the function that `load_command` imports, and exit with its exit code. Ctrl-C exits with
+    130 and without a traceback."""
     code: int | None = exit_codes.INTERRUPTED
 
     try:
         import signal
 
-        # a shell starts background commands with SIGINT ignored, and their children would inherit
-        # this setting
+        # A shell starts background commands with SIGINT ignored, which child processes inherit.
         signal.signal(signal.SIGINT, _exit_at_once)
-        run = load()
+        command = load_command()
 
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            code = run()
+            code = command()
         finally:
             signal.signal(signal.SIGINT, _exit_at_once)
     except KeyboardInterrupt:
         pass
 
-    # the run is already stopped, and the interpreter's shutdown takes half a second
+    # The command has stopped its run. `_exit` saves the half second of Python's own shutdown.
     if code in SIGNAL_EXIT_CODES:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -51,8 +50,8 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
 
 
 def _exit_at_once(*_: object) -> None:
-    """Exit on SIGINT while Python imports modules or exits: an exception would print a traceback or
-    be lost."""
+    """Exit on SIGINT while Python imports modules or shuts down, when KeyboardInterrupt would print
+    a traceback or be lost."""
     os._exit(exit_codes.INTERRUPTED)
 
 

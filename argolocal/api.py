@@ -1,5 +1,5 @@
-"""Run and lint workflows from Python: Hera workflows, dicts or YAML files, for example in tests of
-your pipelines."""
+"""Run and lint workflows from Python, for example in tests of your pipelines. A workflow is a Hera
+workflow, a dict or a YAML file."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from argolocal.common.checked_names import show
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.manifest.read import objects_of, split
+from argolocal.manifest.types import Manifest
 from argolocal.pods.artifacts import load
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
@@ -20,25 +21,23 @@ from argolocal.store import ObjectStore
 from argolocal.validate import Finding, lint_all
 from argolocal.view import summary
 
-Manifest = Mapping[str, Any]
-
 
 @runtime_checkable
-class Hera(Protocol):
+class HeraWorkflow(Protocol):
     """A workflow of Hera, the Python library for Argo Workflows."""
 
-    def to_dict(self) -> Any: ...
+    def to_dict(self) -> object: ...
 
 
-Workflow = Hera | Manifest | str | Path
+Workflow = HeraWorkflow | Manifest | str | Path
 
 
 @dataclass(frozen=True)
 class Node:
     """A step of a run.
 
-    `outputs`: the step's output parameters and its `result`; `artifacts`: the step's artifacts as
-    Argo's objects. The keys of both dicts are names.
+    `outputs` maps names to output parameters, including `result`; `artifacts` maps names to Argo's
+    artifact objects.
     """
 
     name: str
@@ -47,19 +46,19 @@ class Node:
     outputs: Mapping[str, str]
     artifacts: Mapping[str, Mapping[str, Any]]
     exit_code: int | None
-    _log: Path = field(repr=False)
+    _log_file: Path = field(repr=False)
 
     @property
     def log(self) -> str:
         """Text that the step's main container has printed."""
-        if self._log.exists():
-            return self._log.read_text(errors="replace")
+        if self._log_file.exists():
+            return self._log_file.read_text(errors="replace")
         return ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. The files of a run in a temporary home are deleted with this object."""
+    """The result of a run. If the home is a temporary folder, it is deleted with this object."""
 
     name: str
     status: Mapping[str, Any]  # Argo's WorkflowStatus
@@ -82,18 +81,18 @@ class Outcome:
         """Steps by name: `ship.release` is the step `release` of the template that the task `ship`
         calls."""
         return {
-            row.name: self._node(row, row.node)
-            for row in summary.steps(self.name, self.status)
-            if row.node
+            step.name: self._make_node(step, step.node)
+            for step in summary.steps(self.name, self.status)
+            if step.node
         }
 
     @cached_property
     def outputs(self) -> dict[str, str]:
         """Output parameters of the entrypoint, and all output parameters with a globalName."""
-        entry = next(
+        entry_node = next(
             (node for node in self.status["nodes"].values() if node["name"] == self.name), {}
         )
-        return summary.outputs(entry) | summary.outputs(self.status)
+        return summary.outputs(entry_node) | summary.outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
         """Copy a node's artifact to the path `to`, as a later step would receive it. Raises
@@ -101,33 +100,31 @@ class Outcome:
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
 
-    def _node(self, row: summary.Step, node: Mapping[str, Any]) -> Node:
+    def _make_node(self, step: summary.Step, node: Mapping[str, Any]) -> Node:
         outputs = node.get("outputs") or {}
         result = {"result": outputs["result"]} if "result" in outputs else {}
-        code = outputs.get("exitCode")
+        exit_code = outputs.get("exitCode")
 
-        # not for every node, because `last_attempt` searches all nodes
-        if row.kind == "Retry":
-            attempt = summary.last_attempt(self.status, row)
+        # `last_attempt` searches all nodes, so it is called for retried steps only
+        if step.kind == "Retry":
+            attempt = summary.last_attempt(self.status, step)
         else:
             attempt = node
 
+        pod = summary.pod_of(self.name, attempt)
+
         return Node(
-            name=row.name,
+            name=step.name,
             phase=node["phase"],
             message=node.get("message") or "",
             outputs=summary.outputs(node) | result,
             artifacts={artifact["name"]: artifact for artifact in outputs.get("artifacts") or []},
-            exit_code=None if code is None else int(code),
-            _log=self.home
-            / "runs"
-            / self.name
-            / "logs"
-            / f"{summary.pod_of(self.name, attempt)}.log",
+            exit_code=None if exit_code is None else int(exit_code),
+            _log_file=self.home / "runs" / self.name / "logs" / f"{pod}.log",
         )
 
     def __str__(self) -> str:
-        """Return a summary in a few lines: the step that failed, and the reason."""
+        """Return a few lines that name the failed step and the reason."""
         step = summary.failed_step(summary.steps(self.name, self.status))
         log = self.nodes[step.name].log if step else ""
         return summary.failure(self.name, self.status, log, None, "")
@@ -161,17 +158,17 @@ def run(
         temporary_folder = TemporaryDirectory(prefix="argolocal-")
         home = Path(temporary_folder.name) / "home"
 
-    cluster = LocalCluster(home, None if images is None else _images(images), kinds, store)
-    manifest, other_objects = split(_objects(workflow))
-    cluster.keep([*_manifests(objects), *other_objects])
+    cluster = LocalCluster(home, None if images is None else _convert_images(images), kinds, store)
+    manifest, other_objects = split(_read_objects(workflow))
+    cluster.keep([*_check_manifests(objects), *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
 
     return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_folder)
 
 
-def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]:
-    """Return the images, which may be given by their fields as in images.yaml. Raises
+def _convert_images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]:
+    """Return `images` with each dict of fields, as in images.yaml, converted to an Image. Raises
     ConfigError."""
     try:
         return {
@@ -188,30 +185,34 @@ def _images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
     """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the
     `fatal` mistakes."""
-    return lint_all([("", manifest) for manifest in (*_objects(workflow), *_manifests(objects))])
+    return lint_all(
+        [("", manifest) for manifest in (*_read_objects(workflow), *_check_manifests(objects))]
+    )
 
 
-def _objects(workflow: Workflow) -> list[dict[str, Any]]:
+def _read_objects(workflow: Workflow) -> list[dict[str, Any]]:
     if isinstance(workflow, str | Path):
         return objects_of(Path(workflow))
 
-    if isinstance(workflow, Hera) and not isinstance(workflow, type):
+    if isinstance(workflow, HeraWorkflow) and not isinstance(workflow, type):
         manifest = workflow.to_dict()
     else:
         manifest = workflow
 
-    return [_manifest("workflow", manifest, "the path of a file, a workflow of Hera or a dict")]
+    return [
+        _check_manifest("workflow", manifest, "the path of a file, a workflow of Hera or a dict")
+    ]
 
 
-def _manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
-    """Return the argument `objects`. Raises ConfigError."""
+def _check_manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the manifests in the argument `objects` as a list. Raises ConfigError."""
     if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
         raise ConfigError(f"objects is {show(objects)}: it must be a list of dicts. Pass [OBJECT].")
-    return [_manifest("objects", item, "a list of dicts") for item in objects]
+    return [_check_manifest("objects", item, "a list of dicts") for item in objects]
 
 
-def _manifest(argument: str, value: Any, rule: str) -> dict[str, Any]:
-    """Return the manifest in an argument. Raises ConfigError."""
+def _check_manifest(argument: str, value: object, rule: str) -> dict[str, Any]:
+    """Return the value of an argument as a dict. Raises ConfigError if it is not a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{argument} is {show(value)}: it must be {rule}. Correct the argument.")
     return dict(value)

@@ -1,6 +1,6 @@
 """Errors that users see. Each message names the wrong value, the rule and the remedy.
 
-`exit_code` is the exit code of the process: one of `exit_codes.PERMANENT` if a retry cannot help.
+The process exits with `exit_code`: one of `exit_codes.PERMANENT` if a retry cannot help.
 """
 
 import os
@@ -36,16 +36,15 @@ class ConfigError(ArgolocalError):
 
 
 class NodeError(Exception):
-    """An error that fails a node of a workflow, not the run. The text of the error is Argo's."""
+    """An error that fails one node of a workflow, not the run. Its text equals Argo's message."""
 
 
 class StorageError(ArgolocalError):
-    """The object store is unavailable, refuses a request, or holds unexpected data."""
+    """The object store is unavailable, refuses a request, or contains unexpected data."""
 
 
 class InvalidDocument(StorageError):
-    """A document of the object store or the disk is not what its readers expect: a retry cannot
-    help."""
+    """A document on disk or in the object store is malformed: a retry cannot help."""
 
     exit_code = exit_codes.INVALID_DATA
 
@@ -81,7 +80,7 @@ def describe(error: BaseException) -> str:
 
 
 def say(*lines: str) -> None:
-    """Write lines to stderr, with visible control characters.
+    """Write lines to stderr with escaped control characters.
 
     Write errors are ignored, because a full disk must not end the run.
     """

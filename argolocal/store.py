@@ -1,8 +1,8 @@
-"""The interface of the object store for artifacts, and an implementation in a folder, for use
-without S3.
+"""The interface of the object store for artifacts, and an implementation that replaces S3 by a
+folder.
 
-store = FolderStore(Path(".argolocal/store"), "argolocal"); store.upload(Path("report.csv"),
-"run/report.csv")
+    store = FolderStore(Path(".argolocal/store"), "argolocal")
+    store.upload(Path("report.csv"), "run/report.csv")
 """
 
 import os
@@ -18,13 +18,13 @@ from urllib.parse import unquote
 from argolocal.errors import ConfigError, NotFound, StorageError
 
 # part of a key that cannot be a file name → file name
-ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
+ESCAPED_NAMES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
 # name of the file in a folder that stores the object whose key is the folder's path
 FOLDER_OBJECT = "%"
 
 
-class Listed(Protocol):
-    """One object in a listing."""
+class ListedObject(Protocol):
+    """The interface of one object in a listing."""
 
     @property
     def key(self) -> str: ...
@@ -34,7 +34,7 @@ class Listed(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket by key. Failures raise StorageError, or ConfigError if a retry cannot
+    """The objects of one bucket. Every method raises StorageError, or ConfigError if a retry cannot
     help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
@@ -47,7 +47,7 @@ class ObjectStore(Protocol):
         NotFound."""
         ...
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str) -> Iterator[ListedObject]:
         """Yield every object whose key starts with `prefix`, in key order."""
         ...
 
@@ -65,7 +65,7 @@ class Entry:
 
 
 class FolderStore:
-    """A bucket as a folder: the object a/b is the file a/b, or a/b/% if a/b/c exists, too."""
+    """A bucket as a folder. The object a/b is the file a/b, or a/b/% if the object a/b/c exists."""
 
     def __init__(self, root: Path, bucket: str) -> None:
         self.root = root / bucket
@@ -130,7 +130,7 @@ class FolderStore:
 
     def _folder(self, key: str) -> Path:
         names = (
-            ESCAPES.get(name) or name.replace("%", "%25").replace("\0", "%00")
+            ESCAPED_NAMES.get(name) or name.replace("%", "%25").replace("\0", "%00")
             for name in key.split("/")
         )
         return self._bucket().joinpath(*names)
@@ -143,7 +143,7 @@ class FolderStore:
 
     def _key(self, file: Path) -> str:
         names = [name for name in file.relative_to(self.root).parts if name != FOLDER_OBJECT]
-        return "/".join("" if name == ESCAPES[""] else unquote(name) for name in names)
+        return "/".join("" if name == ESCAPED_NAMES[""] else unquote(name) for name in names)
 
     def _write(self, source: Path, key: str) -> None:
         """Copy a file to an object atomically."""

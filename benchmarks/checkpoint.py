@@ -64,7 +64,8 @@ def endpoint(root: Path) -> Iterator[Store]:
     with subprocess.Popen(
         command, env=os.environ | keys, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout and process.stdout.readline()
+        assert process.stdout
+        assert process.stdout.readline()
         try:
             yield Store("rekindle", f"http://127.0.0.1:{port}", *keys.values())
         finally:
@@ -152,13 +153,15 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         record("memcpy", seconds(lambda: target.copy_(state.memory)))
         wait_until_idle()
         checkpoints._snapshot_due = 0.0
-        record("hot wait", seconds(lambda: checkpoints.keep(RankSize(0, 1), durable=False)))
+        record("hot wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), durable=False)))
         wait_until_idle()
         record("bare", seconds(lambda: run_parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
-        record("durable wait", seconds(lambda: checkpoints.keep(RankSize(0, 1), durable=True)))
+        record(
+            "durable wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), durable=True))
+        )
 
-        while checkpoints._busy:
+        while checkpoints._is_uploading:
             time.sleep(0.01)
 
         record("durable", events[-1]["seconds"])
@@ -168,8 +171,8 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         state.step += 1
         state.memory.uniform_()
         wait_until_idle()
-        checkpoints.keep(RankSize(0, 1), durable=True)
-        slower, lost = steps.during(lambda: checkpoints._busy)
+        checkpoints.save_if_due(RankSize(0, 1), durable=True)
+        slower, lost = steps.during(lambda: checkpoints._is_uploading)
         record("slower", slower)
         record("lost", lost)
 
@@ -195,7 +198,7 @@ def snapshot_overhead(store: Store, runs: int) -> float:
             step()
             checkpoints.state.step += 1
             if keep:
-                checkpoints.keep(RankSize(0, 1), durable=False)
+                checkpoints.save_if_due(RankSize(0, 1), durable=False)
         return 1e6 * (time.process_time() - began) / count
 
     pairs = [(loop(False), loop(True)) for _ in range(min(5, runs))]

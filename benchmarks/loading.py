@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bars import Bar, bar, parser, report
-from rekindle.training.numerics import pick_device
+from rekindle.training.numerics import prepare_device
 from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import prepare
@@ -64,16 +64,16 @@ def contenders(windows: TrainingWindows) -> dict[str, Next]:
     """Return a function for each loader, by the loader's name; a call returns the next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
     steps = iter(range(10**9))
-    indices = _cycle([sampler.indices(step, 0) for step in range(100)])
+    indices = _cycle([sampler.sample_indices(step, 0) for step in range(100)])
     places = _cycle(
-        [windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)]
+        [windows.offsets.index_select(0, sampler.sample_indices(step, 0)) for step in range(100)]
     )
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     items = _cycle(DataLoader(Single(windows), **settings))
     lists = _cycle(DataLoader(Batched(windows), collate_fn=_identity, **settings))
 
     return {
-        "Rekindle, with its sampler": lambda: windows.batch(sampler.indices(next(steps), 0)),
+        "Rekindle, with its sampler": lambda: windows.batch(sampler.sample_indices(next(steps), 0)),
         "Rekindle, with precomputed indices": lambda: windows.batch(next(indices)),
         "bare gather of the features": lambda: windows.features.index_select(0, next(places)),
         "DataLoader, __getitems__": lambda: next(lists),
@@ -100,7 +100,7 @@ def measure(path: Path, rounds: int, block: int) -> list[Bar]:
         "checkpoints": "",
     }
 
-    pick_device(Inputs(**settings))  # also configures torch as in training
+    prepare_device(Inputs(**settings))  # also configures torch as in training
     loaders = contenders(open_dataset(path))
     speeds: dict[str, list[float]] = {name: [] for name in loaders}
 

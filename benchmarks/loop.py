@@ -137,7 +137,7 @@ def train_as_worker(text: str) -> None:
     from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
     from rekindle.training.spec import TrainingSpec
-    from rekindle.training.worker import work
+    from rekindle.training.worker import run_worker
 
     settings = json.loads(text)
     die_with_parent(settings["parent"])
@@ -150,7 +150,7 @@ def train_as_worker(text: str) -> None:
     )
 
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
-    work(inputs)
+    run_worker(inputs)
     print(json.dumps(mlp.turns.result()))
 
 

@@ -56,7 +56,9 @@ class Member(asyncio.Protocol):
         self.send(
             {
                 "nonce": self.id,
-                "proof": handshake.proof(handshake.run_secret(), "worker", nonce, self.id),
+                "proof": handshake.compute_proof(
+                    handshake.read_run_secret(), "worker", nonce, self.id
+                ),
             }
         )
 
@@ -188,7 +190,7 @@ def main() -> int:
     options = command.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    os.environ[handshake.VARIABLE] = secrets.token_hex(32)
+    os.environ[handshake.REKINDLE_SECRET] = secrets.token_hex(32)
 
     with tempfile.TemporaryDirectory() as name:
         services = Services(Path(name) / "home", {})

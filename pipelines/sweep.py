@@ -22,8 +22,8 @@ from rekindle.training.sweep.sweep_config import (
     Budget,
     Sweep,
     check_workload,
-    default_settings,
-    integer_settings,
+    find_integer_settings,
+    select_default_settings,
 )
 
 
@@ -46,10 +46,10 @@ def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
     prices = Prices.load(project.root())
     spec = pod_spec(pod, "", [{"resources": resources(pod)}])
 
-    price = prices.pod_cost(pod_requests.of_spec(spec), HOUR_S) if prices else 0.0
+    price = prices.pod_cost(pod_requests.read_pod(spec), HOUR_S) if prices else 0.0
     if not price:
         if prices:
-            reason = f"the price of {pod_requests.of_spec(spec)} is 0"
+            reason = f"the price of {pod_requests.read_pod(spec)} is 0"
         else:
             reason = f"{FILE} is missing in the project"
 
@@ -74,8 +74,8 @@ def build(config: Config) -> Any:
         name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")
     }
     first: dict[str, Any] = {
-        "default": default_settings(sweep, config.train, config.model),
-        "whole": integer_settings(sweep, config.train, config.model),
+        "default": select_default_settings(sweep, config.train, config.model),
+        "whole": find_integer_settings(sweep, config.train, config.model),
     }
     # a pod trains several trials, each of them up to `rungs` times, and each may be interrupted
     # several times

@@ -5,11 +5,11 @@ The names below are the public API (docs/api.md). Each name is imported on first
 rekindle`.
 """
 
-from argolocal import exports
+from argolocal import lazy_exports
 from argolocal.common import program
 
 # module → its public names, which __init__.pyi lists for type checkers
-NAMES = {
+PUBLIC_NAMES = {
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": (
         "Workload",
@@ -38,5 +38,5 @@ NAMES = {
         "Conflict",
     ),
 }
-__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__, __getattr__, __dir__ = lazy_exports(__name__, PUBLIC_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 program.use("rekindle", "rekindle.local.cluster:LocalCluster")

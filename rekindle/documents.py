@@ -14,6 +14,7 @@ document.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +49,7 @@ __all__ = [
     "read_object",
     "seal",
     "validate",
+    "validate_value",
 ]
 
 if TYPE_CHECKING:
@@ -156,11 +158,20 @@ def validate(model: type[D], data: bytes | str) -> D:
     For a text in a field of another document; `parse` names the source of the document.
     """
     try:
-        loads(data)
+        value = loads(data)
     except ValueError as error:
         raise ValueError(f"it is not valid JSON ({error})") from None
+    return validate_value(model, value)
+
+
+def validate_value(model: type[D], value: Any) -> D:
+    """Return the document of a value that was parsed. Raises ValueError as `validate` does."""
+    with suppress(ValidationError):
+        return model.model_validate(value)
+
+    # an array of JSON may be a tuple, and messages name the types of JSON
     try:
-        return model.model_validate_json(data)
+        return model.model_validate_json(to_json(value, default=str))
     except ValidationError as error:
         raise ValueError(_describe_first_error(error)) from None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argolocal.common import exit_codes
+from argolocal.common.wording import cut
 from argolocal.errors import ArgolocalError as RekindleError
 from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
 
@@ -86,10 +87,7 @@ def innermost(error: BaseException) -> BaseException:
 
 def in_one_line(value: Any) -> str:
     """Format a wrong value for a message: in one line of at most 100 characters."""
-    text = " ".join(repr(value).split())
-    if len(text) <= MAX_VALUE_CHARS:
-        return text
-    return f"{text[:MAX_VALUE_CHARS]} .."
+    return cut(" ".join(repr(value).split()), MAX_VALUE_CHARS)
 
 
 def to_number(value: Any) -> float | None:

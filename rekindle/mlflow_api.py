@@ -7,9 +7,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from argolocal.common.environment import header_text, whole_number
+from argolocal.common.environment import read_integer, require_header_text
 from argolocal.common.wording import visible
 from rekindle.errors import ConfigError, TrackingError, innermost, without_user
+from rekindle.kubernetes_names import (
+    MLFLOW_TRACKING_PASSWORD,
+    MLFLOW_TRACKING_TOKEN,
+    MLFLOW_TRACKING_URI,
+    MLFLOW_TRACKING_USERNAME,
+)
 
 if TYPE_CHECKING:
     import requests
@@ -18,7 +24,6 @@ if TYPE_CHECKING:
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
 MAX_RETRIES = 10  # of MLflow's client
-TOKEN = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
@@ -36,7 +41,7 @@ class RequestRefused(TrackingError):
 def address() -> str:
     """Return the address of the MLflow server. Raises TrackingError if MLFLOW_TRACKING_URI is not
     set."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    uri = os.environ.get(MLFLOW_TRACKING_URI, "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
             f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and"
@@ -129,8 +134,10 @@ def _reject(answer: "requests.Response") -> NoReturn:
 def _configured_session() -> "requests.Session":
     """Return the session for the retries and the token of the environment. Raises TrackingError."""
     try:
-        retries = whole_number(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
-        token = header_text(os.environ.get(TOKEN, "").strip(), TOKEN)
+        retries = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
+        token = require_header_text(
+            os.environ.get(MLFLOW_TRACKING_TOKEN, "").strip(), MLFLOW_TRACKING_TOKEN
+        )
     except ConfigError as error:
         raise TrackingError(*error.args) from None
     return _session(retries, token)
@@ -158,8 +165,8 @@ def _session(attempts: int, token: str) -> "requests.Session":
 
     if token:
         session.headers["authorization"] = f"Bearer {token}"
-    elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+    elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
+        password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
         # `requests` sends Latin-1, and servers expect UTF-8 (RFC 7617)
         login = [text.encode().decode("latin-1") for text in (user, password)]
         session.auth = (login[0], login[1])

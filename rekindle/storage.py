@@ -32,6 +32,7 @@ from argolocal.common import exit_codes
 from rekindle.content.hashes import file_sha256 as file_sha256
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
+from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
 THREADS = 8  # number of parallel transfers; more do not help with one endpoint
 STORE_ID_KEY = "store-id"  # object with a random id of the object store
@@ -122,14 +123,14 @@ class Store:
     def from_env(cls) -> "Store":
         """Return the store of S3_BUCKET and S3_ENDPOINT_URL. Raises ConfigError if S3_BUCKET is not
         set."""
-        bucket = os.environ.get("S3_BUCKET")
+        bucket = os.environ.get(S3_BUCKET)
         if not bucket:
             raise ConfigError(
                 "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and"
                 " S3_ENDPOINT_URL for anything but AWS), in a cluster through the ConfigMap"
                 ' "rekindle".'
             )
-        return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
+        return cls(bucket, os.environ.get(S3_ENDPOINT_URL) or None)
 
     def short_retries(self) -> "Store":
         """Return a Store of the same bucket with `short_retries`."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
+from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 from rekindle.mlflow_api import RequestRefused, address, condition, request
 from rekindle.names import (
     ArtifactKey,
@@ -30,19 +31,38 @@ from rekindle.names import (
 )
 from rekindle.step import to_text
 
-WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
-STORE_TAG = "rekindle.store"  # tag of a run: id of its object store
-PARENT = "mlflow.parentRunId"  # tag of a run: the run that it is a part of, as a trial of its sweep
-DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
-# prefix of a run's tags, one for each task whose outputs were reused: RUN/TASK
-CACHED = "rekindle.cached."
-# tag of a run that reads reused outputs at their place, instead of copies
-REFERS = "rekindle.refers"
-BACKFILL = "rekindle.backfill"  # tag of a run of `rekindle backfill`
+# tags of a run; those of a release's provenance have the names of its fields, after PREFIX
+PREFIX = "rekindle."
+WORKFLOW = "rekindle.workflow"
+WORKLOAD = "rekindle.workload"
+MODEL = "rekindle.model"  # of a run that compares the inputs of a served model
+CODE = "rekindle.code"  # identity of the code, of scheduled runs, but not of a backfill
+CONFIG_HASH = "rekindle.config_hash"
+MANIFEST_HASH = "rekindle.manifest_hash"
+GIT_SHA = "rekindle.git_sha"
+SCHEDULED = "rekindle.scheduled"  # scheduled time
+WINDOW_END = "data.window_until"  # end of the moving window
+VERSION = "rekindle.version"  # version, prefix of the files and sha256 of the weights of a release
+MODEL_URI = "rekindle.model_uri"
+MODEL_SHA256 = "rekindle.model_sha256"
+CANARY = "rekindle.canary"  # outcome of the canary
+PROMOTED = "rekindle.promoted"  # MODEL VERSION
+FAILURES = "rekindle.failures"  # messages of the failed steps
+CURRENCY = "rekindle.currency"
+EMPTIED = "rekindle.artifacts"  # "removed" if only the record in MLflow is left
+STORE_TAG = "rekindle.store"  # id of the object store
+PARENT = "mlflow.parentRunId"  # the run that this run is a part of, as a trial of its sweep
+DIGEST = "rekindle.digest"  # digest of the prepared dataset
+CACHED = "rekindle.cached."  # prefix of one tag for each task whose outputs were reused: RUN/TASK
+REFERS = "rekindle.refers"  # the run reads reused outputs at their place, instead of copies
+BACKFILL = "rekindle.backfill"  # the run belongs to a backfill
+NOTE = "mlflow.note.content"  # description of the run
 # tags of a model version: prefix of its files, sha256 of its weights
 URI = "rekindle.uri"
 SHA256 = "rekindle.sha256"
 REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
+# tag of a new model version, until no earlier version with the same files is found
+UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 # tag of a promoted model version: the MLflow run that promoted it last
@@ -56,11 +76,10 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 VIEW_TAG = "mlflow.sharedViewState.rekindle"
 TABLE_COLUMNS = (
     "tags.`verdict`",
-    "tags.`rekindle.version`",
+    f"tags.`{VERSION}`",
     "params.`train.learning_rate`",
     "params.`train.epochs`",
 )
-NOTE = "mlflow.note.content"  # tag of a run: its description
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
@@ -130,9 +149,9 @@ def find_run(experiment: str, workflow: str) -> str | None:
 def _own_store() -> str:
     """Return the id of the object store of this process; "" without one, or if it is
     unavailable."""
-    bucket = os.environ.get("S3_BUCKET", "")
+    bucket = os.environ.get(S3_BUCKET, "")
     try:
-        return _read_store_id(bucket, os.environ.get("S3_ENDPOINT_URL", "")) if bucket else ""
+        return _read_store_id(bucket, os.environ.get(S3_ENDPOINT_URL, "")) if bucket else ""
     except RekindleError:
         return ""
 
@@ -161,7 +180,7 @@ def last_prepared(
 
     `more_filter`: a further condition of MLflow's search.
     """
-    run_filter = f"{condition('tags.`rekindle.workload`', workload)} AND tags.`{DIGEST}` != ''"
+    run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload)} AND tags.`{DIGEST}` != ''"
     # runs without rows reused a dataset
     run_filter += " AND metrics.rows > 0"
 
@@ -382,43 +401,74 @@ def register(
         "name": name,
         "source": source,
         "run_id": run_id,
-        "tags": _pairs({**tags, URI: uri, SHA256: sha256}),
+        "tags": _pairs({**tags, URI: uri, SHA256: sha256, UNCONFIRMED: "yes"}),
     }
 
     while True:
-        for number in _registered_versions(name, uri, source):
+        for registered in _registered_versions(name, uri, source):
+            number = registered["version"]
             # from now on, retention keeps the version
             _set_alias(name, CANDIDATE, number)
             found = _get("model-versions/get", "model_version", name=name, version=number)
-            if found and REMOVED not in mapping(found.get("tags")):
+            if not found or REMOVED in mapping(found.get("tags")):
+                continue
+
+            if _confirm(name, number):
+                remove_duplicates(name, uri, source, number)
                 return _release(found)
 
         version = _post("model-versions/create", content)["model_version"]
         number = version["version"]
         # another process may have registered the same files since the search: the first one counts
-        earlier_numbers = [
-            other for other in _registered_versions(name, uri, source) if int(other) < int(number)
-        ]
-        if not earlier_numbers:
+        first = next(iter(_registered_versions(name, uri, source)), version)
+        if first["version"] == number and _confirm(name, number):
             _set_alias(name, CANDIDATE, number)
             return _release(version)
 
-        delete = {"name": name, "version": number}
-        _request("DELETE", "mlflow/model-versions/delete", json=delete)
+        _delete("model-versions/delete", {"name": name, "version": number})
 
 
-def _registered_versions(name: str, uri: str, source: str) -> list[str]:
+def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
+    """Delete the versions that were registered for the same files after the version `number`.
+
+    Their processes ended before they could delete them, or have not yet deleted them.
+    """
+    for version in _registered_versions(name, uri, source):
+        is_later = int(version["version"]) > int(number)
+        if is_later and UNCONFIRMED in mapping(version.get("tags")):
+            _delete("model-versions/delete", {"name": name, "version": version["version"]})
+
+
+def _confirm(name: str, number: str) -> bool:
+    """Note that a version is the first one of its files. Return False if it was deleted."""
+    version = {"name": name, "version": number, "key": UNCONFIRMED}
+    return _delete("model-versions/delete-tag", version)
+
+
+def _delete(path: str, content: Mapping[str, Any]) -> bool:
+    """Delete something of MLflow. Return False if it does not exist: another process has deleted
+    it."""
+    try:
+        _request("DELETE", f"mlflow/{path}", json=content)
+    except RequestRefused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+    return True
+
+
+def _registered_versions(name: str, uri: str, source: str) -> list[dict[str, Any]]:
     """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
     that are being removed."""
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
-    numbers = []
+    versions = []
 
     for version in _versions(search_filter, name):
         tags = mapping(version.get("tags"))
         if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
-            numbers.append(version["version"])
+            versions.append(version)
 
-    return sorted(numbers, key=int)
+    return sorted(versions, key=lambda version: int(version["version"]))
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:

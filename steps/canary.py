@@ -89,7 +89,7 @@ def watch(inputs: Inputs) -> str:
     )
     reason = canary.observe()
     outcome = PASSED
-    tags = {"rekindle.canary": f"passed with {inputs.percent} % of the requests"}
+    tags = {tracking.CANARY: f"passed with {inputs.percent} % of the requests"}
 
     if reason:
         reason = (
@@ -97,11 +97,11 @@ def watch(inputs: Inputs) -> str:
             f" {inputs.champion}: {reason}"
         )
         outcome = f"taken back: {reason}"
-        tags = {"rekindle.canary": "taken back", "verdict": "taken back", "reason": reason}
+        tags = {tracking.CANARY: "taken back", "verdict": "taken back", "reason": reason}
 
     if canary.champion_changed and inputs.can_repeat:
         outcome = CHAMPION_CHANGED
-        tags = {"rekindle.canary": CHAMPION_CHANGED}
+        tags = {tracking.CANARY: CHAMPION_CHANGED}
 
     if inputs.run_id:
         figures = {
@@ -109,5 +109,5 @@ def watch(inputs: Inputs) -> str:
         }
         tracking.log(inputs.run_id, metrics=figures, tags=tags)
 
-    say(reason or tags["rekindle.canary"])
+    say(reason or tags[tracking.CANARY])
     return outcome

@@ -79,6 +79,7 @@ def run(inputs: Inputs) -> Outputs:
         os.environ[name] = str(inputs.threads)
 
     from rekindle import tracking, workload
+    from rekindle.content.verified_release import VERDICT
     from rekindle.content.weights import read_description
     from rekindle.release.evaluation import evaluate
     from rekindle.release.release_files import describe_changes, download_champion, evaluated_rows
@@ -110,7 +111,7 @@ def run(inputs: Inputs) -> Outputs:
     )
     verdict, reason = decision.decide()
     record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
-    (report / "verdict.json").write_text(to_json(record, indent=1) + "\n")
+    (report / VERDICT).write_text(to_json(record, indent=1) + "\n")
 
     if inputs.run_id:
         prefix = f"{inputs.part}/" if inputs.part else ""

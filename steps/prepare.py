@@ -19,6 +19,7 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
 from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
 from rekindle.step import SHA256, parse_time, unpack
 
 MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # possible names of modules
@@ -127,7 +128,7 @@ def run(inputs: Inputs) -> Outputs:
     data = parse_section(workload.Data, inputs.data, "data")
     data = data.at(time)
     run_id = tracking.start_run(
-        inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload}
+        inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
     )
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
@@ -154,11 +155,11 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts.update({f"data.{name}": str(value) for name, value in prepared.tags.items()})
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts.update({moving_window.SCHEDULED_TAG: time.isoformat()} if inputs.scheduled else {})
+    facts.update({tracking.SCHEDULED: time.isoformat()} if inputs.scheduled else {})
     facts.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
     facts.update({"data.warnings": " ".join(warnings)} if warnings else {})
     facts.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
-    facts.update({moving_window.WINDOW_END_TAG: time.isoformat()} if data.moves else {})
+    facts.update({tracking.WINDOW_END: time.isoformat()} if data.moves else {})
     figures = counts | prepared.shares
 
     tracking.log(
@@ -190,6 +191,7 @@ def _compare(
 
     The reason is "" if the run trains; the warning names the changes, if the source is unchanged.
     """
+    from rekindle import tracking
     from rekindle.cache import code
     from steps.monitoring import moving_window
 
@@ -210,10 +212,7 @@ def _compare(
         return tags, "", []
 
     source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
-    reference = (
-        f"{last.tags['rekindle.workflow']}, the run for"
-        f" {last.tags[moving_window.SCHEDULED_TAG]:.10}"
-    )
+    reference = f"{last.tags[tracking.WORKFLOW]}, the run for {last.tags[tracking.SCHEDULED]:.10}"
 
     changes = moving_window.describe_changes(tags, inputs.config, last)
     if changes:
@@ -233,7 +232,7 @@ def _compare(
         | {
             "verdict": "same",
             "reason": reason,
-            moving_window.SAME_TAG: last.tags["rekindle.workflow"],
+            moving_window.SAME_TAG: last.tags[tracking.WORKFLOW],
         },
         reason,
         [],
@@ -257,7 +256,7 @@ def mark_run(inputs: Inputs) -> None:
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 
-    if "KUBERNETES_SERVICE_HOST" not in os.environ or not os.environ.get("S3_BUCKET"):
+    if KUBERNETES_SERVICE_HOST not in os.environ or not os.environ.get(S3_BUCKET):
         return
     manifest = unpack_manifest(inputs.manifest)
     metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}

@@ -68,6 +68,7 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
+    from rekindle.content.verified_release import VERDICT
     from rekindle.release import release_files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -83,7 +84,7 @@ def run(inputs: Inputs) -> Outputs:
     champion = tracking.require_champion(inputs.name)
     data = parse_section(module.Data, inputs.data, "data")
     run_id = tracking.start_run(
-        inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload}
+        inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
     )
     current, dataset, model, report = (
         inputs.workdir / name for name in ("current", "dataset", "model", "report")
@@ -114,7 +115,7 @@ def run(inputs: Inputs) -> Outputs:
             f" {champion.version} ends."
         )
 
-    evaluation = [name for name in ("verdict.json", release.REFERENCE) if (current / name).exists()]
+    evaluation = [name for name in (VERDICT, release.REFERENCE) if (current / name).exists()]
     for folder, names in ((model, release.MODEL), (report, evaluation)):
         for name in names:
             (current / name).rename(folder / name)

@@ -171,7 +171,7 @@ def rehearse_family(
     from rekindle.training import smoke_test
     from rekindle.training.selection import fitting
 
-    spec = smoke_test.small_spec(inputs.train, inputs.workload, inputs.model, name)
+    spec = smoke_test.make_one_step_spec(inputs.train, inputs.workload, inputs.model, name)
 
     if dataset:
         facts = workloads.dataset_facts(dataset)
@@ -181,9 +181,9 @@ def rehearse_family(
     state = None
     try:
         if isinstance(families.of(workload)[name], families.Fitted):
-            smoke_test.fit(spec, workload, facts, dataset, model, report)
+            smoke_test.try_fit(spec, workload, facts, dataset, model, report)
         else:
-            state = smoke_test.build(spec, workload, facts, report, inputs.thorough)
+            state = smoke_test.build_state(spec, workload, facts, report, inputs.thorough)
     except Exception:
         if isinstance(facts, NoFacts) and facts.used:
             report["stage"] = "facts"
@@ -197,12 +197,12 @@ def rehearse_family(
         return
 
     if state:
-        computation = smoke_test.step(spec, workload, state, dataset, report)
+        computation = smoke_test.try_step(spec, workload, state, dataset, report)
         if inputs.thorough:
             shares = int(inputs.train["virtual_workers"])
             report["flops_per_step"] = shares * smoke_test.count_flops(computation)
 
-        fitting.write_tensors(model, state.trained(), spec.identity())
+        fitting.write_tensors(model, state.copy_released_tensors(), spec.identity())
 
     predict(workload, dataset, model, report)
 

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
+from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 
 if TYPE_CHECKING:
     from rekindle.documents import ModelFile
@@ -106,12 +107,13 @@ def run(inputs: Inputs) -> Outputs:
     commit(store, prefix, folder, record)
 
     tags = {
-        "rekindle.model_uri": prefix,
-        "rekindle.version": release.version,
-        "rekindle.model_sha256": description.sha256,
+        tracking.MODEL_URI: prefix,
+        tracking.VERSION: release.version,
+        tracking.MODEL_SHA256: description.sha256,
     }
 
-    tracking.log(run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
+    fact_tags = {f"{tracking.PREFIX}{name}": value for name, value in facts.items()}
+    tracking.log(run_id, tags=tags | fact_tags)
 
     return Outputs(
         model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2]
@@ -157,7 +159,7 @@ def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
 
     # a local run does not use the image in the manifest
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+    if KUBERNETES_SERVICE_HOST not in os.environ:
         facts["image"] = "host"
         facts["image_digest"] = "host"
 

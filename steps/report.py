@@ -23,6 +23,7 @@ from argolocal.common.json_text import to_json
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import Document, parse
 from rekindle.errors import RekindleError, without_user
+from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 from rekindle.release.watch.notification import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
@@ -158,7 +159,7 @@ def run(inputs: Inputs) -> Outputs:
 
     if lines:
         failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
-        tracking.log(run_id, tags={"rekindle.failures": failures})
+        tracking.log(run_id, tags={tracking.FAILURES: failures})
 
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
     tracking.finish(run_id, status(inputs.status, lines))
@@ -195,7 +196,7 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
     store = Store.from_env().short_retries()
     tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
 
-    if "KUBERNETES_SERVICE_HOST" not in os.environ or not inputs.config.get("retention"):
+    if KUBERNETES_SERVICE_HOST not in os.environ or not inputs.config.get("retention"):
         return
 
     promoted = find_promoted(store, inputs, run_id)
@@ -213,7 +214,7 @@ def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
     from rekindle.names import ModelName
     from rekindle.release import promotion
 
-    tag = tracking.tags_of(run_id).get("rekindle.promoted", "")
+    tag = tracking.tags_of(run_id).get(tracking.PROMOTED, "")
     model = ModelName.or_none(tag.rpartition(" ")[0])
     if inputs.status != "Succeeded" or not model:
         return ""
@@ -280,9 +281,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
     digests = [row.digest for row in rows if row.digest]
     if digests and "data.digest" not in params:
-        tracking.log(
-            run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]}
-        )
+        tracking.log(run_id, params={"data.digest": digests[0]}, tags={tracking.DIGEST: digests[0]})
 
     tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
     tracking.log(
@@ -294,9 +293,9 @@ def training_summary(ledger: str) -> "Summary | None":
     """Return the summary of a training; None if its ledger is missing or empty."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize
-    from rekindle.training.ledger.events import read
+    from rekindle.training.ledger.events import read_events
 
-    summary = summarize(read(Store.from_env(), ledger))
+    summary = summarize(read_events(Store.from_env(), ledger))
     if summary.intervals:
         return summary
     return None
@@ -308,7 +307,7 @@ def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[st
     from rekindle.training.cost import tariff
 
     if manifest:
-        return tariff.tariffs(manifest, tariff.prices_of(manifest), tasks)
+        return tariff.build_tariffs(manifest, tariff.read_prices(manifest), tasks)
     return {}
 
 
@@ -319,19 +318,19 @@ def log_trial_costs(
     from rekindle import tracking
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
-    from rekindle.training.sweep.costs import total_amounts, trial_bills
+    from rekindle.training.sweep.costs import compute_trial_bills, sum_amounts
     from rekindle.training.sweep.study import FOLDER, Study
     from rekindle.training.sweep.sweep_config import Sweep
 
-    prices = tariff.trial_tariff(manifest, tariff.prices_of(manifest))
+    prices = tariff.build_trial_tariff(manifest, tariff.read_prices(manifest))
     if not prices:
         return
 
     study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
     study.read()
-    amounts = total_amounts(trial_bills(study, prices).values())
+    amounts = sum_amounts(compute_trial_bills(study, prices).values())
     metrics = {f"cost/{name}": value for name, value in amounts.items()}
-    tracking.log(run_id, metrics=metrics, tags={"rekindle.currency": prices.prices.currency})
+    tracking.log(run_id, metrics=metrics, tags={tracking.CURRENCY: prices.prices.currency})
 
 
 def log(
@@ -346,11 +345,11 @@ def log(
     from rekindle.training.cost import bill
     from rekindle.training.ledger import publish
 
-    report = bill.report(summary, tariff)
+    report = bill.build_report(summary, tariff)
     cost = report.get("cost") or {}
-    tags = {f"{prefix}{name}": value for name, value in publish.tags(summary).items()}
-    tags.update({"rekindle.currency": cost["currency"]} if cost else {})
-    metrics = publish.metrics(summary, f"{prefix}workers")
+    tags = {f"{prefix}{name}": value for name, value in publish.compute_tags(summary).items()}
+    tags.update({tracking.CURRENCY: cost["currency"]} if cost else {})
+    metrics = publish.compute_metrics(summary, f"{prefix}workers")
     metrics.update(
         {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
     )

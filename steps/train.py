@@ -13,7 +13,7 @@ code 143 after a SIGTERM means that the training is unfinished: start the step a
 from rekindle.keys import MODEL
 from rekindle.step import Reuse, StepOutputs
 from rekindle.training.spec import TrainConfig, TrainingSpec
-from rekindle.training.worker import work
+from rekindle.training.worker import run_worker
 
 # only the other inputs affect the result (TrainingSpec.identity)
 REUSE = Reuse(
@@ -43,5 +43,5 @@ def run(inputs: Inputs) -> Outputs:
 
     Raises ConfigError or DataError; exits with code 143 after a SIGTERM.
     """
-    work(inputs)
+    run_worker(inputs)
     return Outputs()

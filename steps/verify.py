@@ -256,7 +256,9 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
 
 def promotion_tags(inputs: Inputs) -> dict[str, str]:
     """Return the tags of the MLflow run that promoted the version."""
-    return {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
+    from rekindle import tracking
+
+    return {tracking.PROMOTED: f"{inputs.name} {inputs.version}"}
 
 
 def promote_candidate(store: "Store", inputs: Inputs) -> str:
@@ -265,6 +267,7 @@ def promote_candidate(store: "Store", inputs: Inputs) -> str:
 
     Raises ChampionChanged.
     """
+    from rekindle.content.verified_release import VERDICT
     from rekindle.release import promotion
 
     if inputs.canary == CHAMPION_CHANGED:
@@ -273,8 +276,8 @@ def promote_candidate(store: "Store", inputs: Inputs) -> str:
             " which is not promoted. Run the pipeline again."
         )
 
-    if inputs.model_uri and (verdict := inputs.report / "verdict.json").exists():
-        store.put(f"{inputs.model_uri.rstrip('/')}/verdict.json", verdict.read_bytes())
+    if inputs.model_uri and (verdict := inputs.report / VERDICT).exists():
+        store.put(f"{inputs.model_uri.rstrip('/')}/{VERDICT}", verdict.read_bytes())
 
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
     return promotion.promote(store, *target)

@@ -72,7 +72,8 @@ class Prompt:
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a folder, with exactly these variables."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
 
         with tempfile.TemporaryDirectory() as outputs:
             out = Path(outputs, "out")

@@ -37,5 +37,6 @@ def test_a_test_that_only_passes_when_repeated_fails_ci(tmp_path: Path) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, *shlex.split(options.replace("-n 4", "-n 1"))]
     done = subprocess.run(command, cwd=tmp_path, env=inherited, capture_output=True, text=True)
-    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
+    assert done.returncode == 1, done.stdout
+    assert "1 failed" in done.stdout, done.stdout
     assert (tmp_path / "runs").read_text() == "x"

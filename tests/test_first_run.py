@@ -160,7 +160,8 @@ def test_the_first_command_serves_a_model_as_documented(first: FirstRun) -> None
     requests, *_ = blocks(SERVING, "sh")  # the other blocks are for a cluster
     for request in requests.commands:
         answer = first.typed(request.replace("127.0.0.1:8080", trial.split("/")[2]))
-        assert answer.returncode == 0 and "error" not in json.loads(answer.stdout), request
+        assert answer.returncode == 0, request
+        assert "error" not in json.loads(answer.stdout), request
 
 
 def test_the_terminal_picture_matches_a_run(first: FirstRun) -> None:
@@ -188,7 +189,8 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first: FirstRun) -
     status = json.loads(first.typed("rekindle status -o json").stdout)["runs"][0]
     logs = first.typed(f"rekindle logs {status['run']}").stdout
     lines = "\n".join(first.lines)
-    assert "rekindle.training" in lines and len(logs) > 100
+    assert "rekindle.training" in lines
+    assert len(logs) > 100
     files = [file for file in (first.folder / ".rekindle").rglob("*") if file.is_file()]
 
     kept = {
@@ -219,16 +221,16 @@ def secrets_of(folder: Path) -> set[str]:
 def test_another_user_cannot_access_a_run(first: FirstRun) -> None:
     assert first.reached == []
     services = [owner for owner in first.owners.values() if "local.services." in owner]
-    assert len(services) == 2 and any(
-        "rekindle.training" in owner for owner in first.owners.values()
-    ), first.owners
+    assert len(services) == 2, first.owners
+    assert any("rekindle.training" in owner for owner in first.owners.values()), first.owners
 
     for port, texts in first.answers.items():
         answer = "\n".join(texts)
         owner = first.owners[port]
         assert not [secret for secret in secrets_of(first.folder) if secret in answer], owner
         content = answer.replace("/theirs", "")
-        assert "rekindle_training" not in answer and "theirs" not in content, (owner, answer)
+        assert "rekindle_training" not in answer, (owner, answer)
+        assert "theirs" not in content, (owner, answer)
 
         if "local.services." in owner:
             assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {

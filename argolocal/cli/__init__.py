@@ -1,8 +1,5 @@
 """The command `argolocal`. Each subcommand parses its arguments, calls one function and prints the
-result.
-
-argolocal --help
-"""
+result."""
 
 import sys
 from collections.abc import Callable
@@ -13,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.group import CONTEXT, Commands
-from argolocal.cli.options import File, Run, ask_option, output_option, pairs_of, parameters_option
-from argolocal.cli.output import exit_code, print_result, run_output
+from argolocal.cli.group import CONTEXT_SETTINGS, Commands
+from argolocal.cli.options import (
+    NonEmptyPath,
+    RunNameParam,
+    ask_option,
+    output_option,
+    parameters_option,
+    parse_pairs,
+)
+from argolocal.cli.output import print_result, run_command, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
@@ -29,10 +33,10 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run a command and return its exit code."""
-    return exit_code(lambda: commands.main(standalone_mode=False))
+    return run_command(lambda: commands.main(standalone_mode=False))
 
 
-@click.group(cls=Commands, context_settings=CONTEXT)
+@click.group(cls=Commands, context_settings=CONTEXT_SETTINGS)
 @click.version_option(
     package_name="rekindle", message="argolocal %(version)s", help="Show the version."
 )
@@ -46,7 +50,7 @@ def commands() -> None:
 
 
 @commands.command
-@click.argument("manifest", metavar="FILE", type=File())
+@click.argument("manifest", metavar="FILE", type=NonEmptyPath())
 @parameters_option("A workflow parameter.")
 @output_option("text", "json")
 @ask_option
@@ -65,13 +69,14 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
     from argolocal.view.foreground import Foreground, create_run
 
     with run_output(as_json):
-        workflow, others = read_files(manifest)
-        local = create_run(LocalCluster(home()), workflow, pairs_of(parameters), others)
-        return Foreground(local).run(as_json=as_json, ask=not yes)
+        workflow, other_objects = read_files(manifest)
+        cluster = LocalCluster(home())
+        local_run = create_run(cluster, workflow, parse_pairs(parameters), other_objects)
+        return Foreground(local_run).run(as_json=as_json, ask=not yes)
 
 
 @commands.command
-@click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=File())
+@click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=NonEmptyPath())
 @output_option("text", "json")
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
@@ -98,8 +103,8 @@ def print_findings(
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
-    """Print the findings of `lint` and return the exit code of the command. `is_shown`: selects
-    warnings."""
+    """Print the errors that `lint` finds, and the warnings that `is_shown` accepts. Return the exit
+    code of the command."""
     from argolocal import validate
 
     findings = [
@@ -107,7 +112,9 @@ def print_findings(
         for file, problem in documents.broken_files.items()
     ]
     findings += [
-        each for each in validate.lint_all(documents.objects) if each.fatal or is_shown(each)
+        finding
+        for finding in validate.lint_all(documents.objects)
+        if finding.fatal or is_shown(finding)
     ]
 
     if documents.other_files:
@@ -128,7 +135,7 @@ def print_findings(
 
 
 @commands.command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @parameters_option("A value for a suspended step.")
 @output_option("text", "json")
 @ask_option
@@ -146,14 +153,14 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
     from argolocal.view.foreground import Foreground, load_run
 
     with run_output(as_json):
-        local = load_run(LocalCluster(home()), name, pairs_of(parameters), as_json)
-        if local:
-            return Foreground(local).run(as_json=as_json, ask=not yes)
+        local_run = load_run(LocalCluster(home()), name, parse_pairs(parameters), as_json)
+        if local_run:
+            return Foreground(local_run).run(as_json=as_json, ask=not yes)
         return 0
 
 
 @commands.command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in
@@ -170,7 +177,7 @@ def stop(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @output_option("text", "json")
 def status(name: str | None, as_json: bool) -> None:
     """List the runs, or the steps of run NAME.
@@ -187,7 +194,7 @@ def status(name: str | None, as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @output_option("text", "json")
@@ -210,8 +217,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
 @commands.command
 @output_option("text", "json")
 def down(as_json: bool) -> None:
-    """Stop the Deployments that runs have applied. The runs, their logs and their artifacts are
-    kept.
+    """Stop the Deployments that runs have applied, without deleting runs, logs or artifacts.
 
     Example:
       argolocal down
@@ -224,7 +230,7 @@ def down(as_json: bool) -> None:
 
 
 @commands.command
-@click.argument("folder", metavar="HOME", type=File())
+@click.argument("folder", metavar="HOME", type=NonEmptyPath())
 @output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
@@ -247,5 +253,5 @@ def trust(folder: Path, as_json: bool) -> None:
 def _cluster() -> Any:
     """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses
     these commands."""
-    module, _, name = program.cluster.partition(":")
-    return getattr(import_module(module), name)(home())
+    module, _, class_name = program.cluster.partition(":")
+    return getattr(import_module(module), class_name)(home())

@@ -1,4 +1,4 @@
-"""A group of commands that lists them by section."""
+"""The group of commands of a program, listed by section in its help."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ import click
 from argolocal.errors import did_you_mean
 
 # settings of click for all commands
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class Commands(click.Group):
-    """Lists commands by section and suggests a name for a mistyped command.
+    """A click group that lists its commands by section and suggests a name for a mistyped command.
 
     In a command's help, the lines of the `Example:` block are not wrapped.
     """
@@ -45,17 +45,19 @@ class Commands(click.Group):
                     ]
                 )
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
         return super().resolve_command(ctx, args)
 
 
-def for_program(command: Any, name: str) -> click.Command:
-    """Return a copy of an argolocal command; in the copy's help, `name` replaces the program name
-    argolocal."""
+def copy_for_program(command: Any, program: str) -> click.Command:
+    """Return a copy of an argolocal command whose help names `program` instead of argolocal."""
+    help_text = command.help or ""
     program_command = copy(command)
-    program_command.help = (
-        (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
+    program_command.help = help_text.replace("argolocal", program).replace(
+        "ARGOLOCAL", program.upper()
     )
     return program_command

@@ -11,60 +11,66 @@ from argolocal.common.checked_names import RunName, show
 ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 
 
-class Name(click.ParamType):
+class NonEmptyName(click.ParamType):
     """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the
     newest run."""
 
     name = "text"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         return value or self.fail("the name is empty: pass a name, or omit it.", param, ctx)
 
 
-class Run(Name):
+class RunNameParam(NonEmptyName):
     """The name of a run."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         name = super().convert(value, param, ctx)
         return RunName.or_none(name) or self.fail(
             f"{show(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx
         )
 
 
-class Number(click.FloatRange):
-    """A finite number: NaN is in every range."""
+class FiniteNumber(click.FloatRange):
+    """A finite number in a range. FloatRange alone accepts NaN in every range."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         number = super().convert(value, param, ctx)
         if math.isfinite(number):
             return number
         return self.fail(f"{value} is not a finite number.", param, ctx)
 
 
-class File(click.Path):
+class NonEmptyPath(click.Path):
     """A non-empty path: an empty path would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(
-            value or self.fail("the path is empty: pass a file or folder.", param, ctx), param, ctx
-        )
+        if not value:
+            self.fail("the path is empty: pass a file or folder.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
-def parameters_option(note: str) -> Any:
+def parameters_option(help_text: str) -> Any:
     return click.option(
-        "-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note
+        "-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=help_text
     )
 
 
 def output_option(*formats: str) -> Any:
     """Add the option --output; the command receives the boolean `as_json`."""
     if "text" in formats:
-        note = "json: one object on stdout, everything else on stderr."
+        help_text = "json: one object on stdout, everything else on stderr."
     else:
-        note = None
+        help_text = None
 
     return click.option(
         "-o",
@@ -73,12 +79,12 @@ def output_option(*formats: str) -> Any:
         type=click.Choice(formats),
         default=formats[0],
         show_default=True,
-        help=note,
+        help=help_text,
         callback=lambda ctx, param, value: value == "json",
     )
 
 
-def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
+def parse_pairs(items: tuple[str, ...]) -> dict[str, str]:
     """Return the values of the options `--parameter NAME=VALUE` by name."""
     pairs = {}
     for item in items:

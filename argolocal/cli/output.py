@@ -1,9 +1,8 @@
 """Output that all commands share: results as text or JSON, errors, the exit code."""
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import click
 
@@ -14,14 +13,14 @@ from argolocal.common.wording import one_line, shorten
 from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
 
 
-def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
+def print_result(as_json: bool, result: Mapping[str, object], text: str) -> None:
     click.echo(to_json(result) if as_json else text)
 
 
 @contextmanager
-def errors_as_json(as_json: bool) -> Iterator[None]:
-    """Print an error that occurs before the run starts; with `-o json`, print it as a JSON object,
-    too."""
+def print_errors_as_json(as_json: bool) -> Iterator[None]:
+    """With `-o json`, print an error that occurs before the run starts as a JSON object. Reraise
+    the error."""
     try:
         yield
     except ArgolocalError as error:
@@ -32,39 +31,41 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """Apply `errors_as_json` to a command that runs a workflow; the workflow continues if stdout
-    cannot be written."""
+    """Apply `print_errors_as_json` to a command that runs a workflow. With text output, the run
+    continues even if stdout cannot be written."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
-    with errors_as_json(as_json):
+    with print_errors_as_json(as_json):
         yield
 
 
-def options_of(context: click.Context) -> list[str]:
+def long_options(context: click.Context) -> list[str]:
     """Return the long options of a command."""
     options = [
-        each for each in context.command.get_params(context) if isinstance(each, click.Option)
+        parameter
+        for parameter in context.command.get_params(context)
+        if isinstance(parameter, click.Option)
     ]
     return sorted(name for option in options for name in option.opts if name.startswith("--"))
 
 
 def usage_message(error: click.ClickException) -> str:
-    """Return one line about a wrong command line: the mistake, the nearest option, and where the
-    help is."""
+    """Return one line about a wrong command line: the mistake, the most similar option, and the
+    command that prints the help."""
     message = " ".join(error.format_message().split())
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return message
     if isinstance(error, click.NoSuchOption):
-        names = options_of(context)
+        names = long_options(context)
         hint = did_you_mean(error.option_name, names) or f" Its options: {', '.join(names)}."
         message = f"{error.option_name} is not an option of `{context.command_path}`.{hint}"
     end = "" if message.endswith((".", "?", "!")) else "."
     return f"{message}{end} See `{context.command_path} --help`."
 
 
-def exit_code(command: Callable[[], Any]) -> int:
-    """Run a command and return its exit code."""
+def run_command(command: Callable[[], object]) -> int:
+    """Run a command, print its error, and return its exit code."""
     standard_streams.prepare()
 
     try:

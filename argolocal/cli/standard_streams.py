@@ -1,8 +1,8 @@
 """Make stdin, stdout and stderr usable even if the caller closed them, escape control characters,
-handle write errors.
+and handle write errors.
 
-prepare()                   # before anything else
-ignore_stdout_errors()      # a run continues if its output cannot be written
+    prepare()                   # before any output
+    ignore_stdout_errors()      # a run continues if its output cannot be written
 """
 
 import errno
@@ -20,8 +20,8 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that reports only the first failed write: later writes, also at exit, go to
-    /dev/null."""
+    """A file descriptor that reports only the first failed write. All later output, also at exit,
+    goes to /dev/null."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)

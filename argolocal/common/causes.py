@@ -1,6 +1,7 @@
-"""Why a step failed: the message of its process, which messages about attempts and children hide.
+"""Find the reason why a step failed.
 
-The node of a retried step says only why no further attempt started ("No more retries left").
+The message of a node may only refer to its attempts or children: the message of a retried step is
+"No more retries left". The reason is then in the message of an attempt.
 """
 
 import re
@@ -9,18 +10,18 @@ from typing import Any
 
 from argolocal.common import exit_codes
 
-ATTEMPT = re.compile(r"\((\d+)\)$")  # end of the name of an attempt
+ATTEMPT = re.compile(r"\((\d+)\)$")  # the number of an attempt at the end of its name
 # parts of Argo's messages about a stopped workflow
 STOPPED = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
-# Argo's messages about a node's attempts or children. Source: Argo's operator.go
-# processNodeRetries, steps.go
+# Argo's messages that only refer to a node's attempts or children. Source: Argo's operator.go
+# (processNodeRetries) and steps.go
 SECONDARY = re.compile(
     r"retryStrategy\.expression evaluated to false|No more retries left|Max duration limit exceeded"
     r"|Backoff would exceed max duration limit|retry exceeded workflow deadline|Backoff for"
     r" .*|child '.*' failed"
 )
-# Argo's message about a job or another object that failed; this runner adds the cause that the
-# object reports
+# Argo's message about a Kubernetes object that failed, such as a job. Our runner appends the
+# `cause` that the object's status reports.
 OBJECT_FAILED = re.compile(
     rf"(?:main: )?(?:Error \(exit code {exit_codes.EXECUTOR_ERROR}\): )?"
     r"failure condition '[^']*' evaluated true(?:: (?P<cause>.+))?",
@@ -30,9 +31,9 @@ OBJECT_FAILED = re.compile(
 UNREPORTED = "its job or Deployment has failed: the logs of the pods show why"
 
 
-def plain(message: str) -> str:
-    """Return the message without the condition that a job or Deployment met: with the cause that
-    the object reports."""
+def extract_cause(message: str) -> str:
+    """Return the cause in a message about a failed Kubernetes object, or any other message
+    unchanged."""
     match = OBJECT_FAILED.fullmatch(message)
     if not match:
         return message
@@ -40,14 +41,13 @@ def plain(message: str) -> str:
 
 
 def is_secondary(message: str) -> bool:
-    """Return True for an empty message, and for a message that only refers to attempts or
-    children."""
+    """Return True if a message is empty or only refers to attempts or children."""
     return not message or SECONDARY.fullmatch(message) is not None
 
 
-def root_message(message: str, attempts: Sequence[str]) -> str:
-    """Return why a step failed: its own message, else the message of its last attempt that has
-    one."""
+def find_root_message(message: str, attempts: Sequence[str]) -> str:
+    """Return the reason why a step failed: the step's `message`, or the last message of its
+    `attempts` if the step's message is secondary."""
     if not is_secondary(message):
         return message
     return next((text for text in reversed(attempts) if not is_secondary(text)), message)
@@ -62,9 +62,9 @@ def attempt_number(name: str) -> int:
 
 
 def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return name and root message of each failed step, from the nodes in {{workflow.failures}}.
+    """Return name and root message of each failed step in the nodes of {{workflow.failures}}.
 
-    A failed attempt of a step that succeeded later is left out, unless it is the only failure.
+    Failed attempts are returned only if no step has failed.
     """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for node in nodes:
@@ -77,15 +77,19 @@ def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for (name, _), items in groups.items():
         items.sort(key=lambda item: attempt_number(str(item.get("displayName"))))
         messages = [str(item.get("message") or "") for item in items]
-        message = root_message(messages[0], messages)
+        message = find_root_message(messages[0], messages)
         is_step = items[0].get("displayName", "?") == name or STOPPED.search(message)
         (steps if is_step else attempts).append(
-            (name, plain(message) or str(items[0].get("phase", "failed")))
+            (name, extract_cause(message) or str(items[0].get("phase", "failed")))
         )
 
     phases = {str(item.get("phase")) for items in groups.values() for item in items} | {"failed"}
-    roots = [
-        [row for row in rows if row[1] not in phases and not is_secondary(row[1])]
-        for rows in (steps, attempts)
-    ]
-    return roots[0] or roots[1] or steps + attempts
+    steps_with_cause, attempts_with_cause = (
+        [
+            (name, message)
+            for name, message in failures
+            if message not in phases and not is_secondary(message)
+        ]
+        for failures in (steps, attempts)
+    )
+    return steps_with_cause or attempts_with_cause or steps + attempts

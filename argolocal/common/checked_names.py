@@ -1,22 +1,21 @@
-"""Names from outside, such as an answer of a server, a command line or a file, as types that only a
-valid name has.
+"""Types for names from outside, such as the response of a server, a command line or a file. Every
+instance is a valid name.
 
-    RunName("fraud-x7k2p")                     # a str; raises InvalidName for "../project", "" or 5
-    RunName.or_none(row.get("name"))              # the same, or None for an invalid name
+    RunName("fraud-x7k2p")              # a str; raises InvalidName for "../project", "" or 5
+    RunName.or_none(row.get("name"))    # the same, but returns None for an invalid name
 
-A name becomes a part of a path, an object key or a request only after it was parsed.
+Parse a name before it becomes a part of a path, an object key or a request.
 """
 
 import re
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 from urllib.parse import quote
 
 from argolocal.common.wording import shorten
 from argolocal.errors import ConfigError
 
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # DNS label
-# control characters, also those of Unicode that hide or reorder text, and halves of a surrogate
-# pair
+# control characters, Unicode characters that hide or reorder text, and lone surrogates
 INVISIBLE = "\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 MAX_SHOWN_CHARACTERS = 100
 
@@ -26,8 +25,8 @@ class InvalidName(ConfigError):
 
 
 class Name(str):
-    """A valid name. The subclasses define the rule: each instance matches the rule, since no other
-    can be created."""
+    """A valid name. Each subclass defines its rule, and the constructor rejects all other
+    values."""
 
     KIND: ClassVar[str]
     RULE: ClassVar[str]
@@ -36,23 +35,22 @@ class Name(str):
 
     __slots__ = ()
 
-    def __new__(cls, value: Any, source: str = "") -> Self:
-        """Return the name. Raises InvalidName. `source`: where the value is from, for the
-        message."""
+    def __new__(cls, value: object, source: str = "") -> Self:
+        """Return the name. Raises InvalidName, whose message names the `source` of the value."""
         if cls.matches(value):
             return super().__new__(cls, value)
         origin = f" ({source})" if source else ""
         raise InvalidName(f"{show(value)} is not {cls.KIND}{origin}: {cls.RULE}. Correct the name.")
 
     @classmethod
-    def matches(cls, value: Any) -> bool:
-        """True if the value is a valid name."""
+    def matches(cls, value: object) -> bool:
+        """Return True if the value is a valid name."""
         if not isinstance(value, str) or not cls.PATTERN.fullmatch(value):
             return False
         return len(value.encode()) <= cls.MAX_BYTES
 
     @classmethod
-    def or_none(cls, value: Any) -> Self | None:
+    def or_none(cls, value: object) -> Self | None:
         """Return the name, or None if the value is not a valid name."""
         if cls.matches(value):
             return cls(value)
@@ -72,14 +70,14 @@ class ObjectName(Name):
 
 
 class RunName(ObjectName):
-    """The name of a run: of a workflow, of its folder on this machine, and of its folder in the
-    object store."""
+    """The name of a run, which is also the name of its workflow, of its folder on this machine, and
+    of its folder in the object store."""
 
     KIND = "the name of a run"
 
 
 class PathName(Name):
-    """The name of an object of a server, as one part of the path of a request."""
+    """The name of an object on a server, used as one segment of a request's path."""
 
     KIND = "a name in a path"
     RULE = (
@@ -94,14 +92,15 @@ class PathName(Name):
         return quote(self, safe=":")
 
 
-def show(value: Any) -> str:
-    """Return a value from outside for a message: quoted, short, and with its control characters
-    made visible."""
+def show(value: object) -> str:
+    """Format a value from outside for a message: quoted, shortened, and with escaped control
+    characters."""
     text = value if isinstance(value, str) else repr(value)
-    cut = text[:MAX_SHOWN_CHARACTERS]
-    quoted = f'"{shorten(cut)}"' if isinstance(value, str) else shorten(cut)
-    rest = len(text) - len(cut)
-    visible_text = re.sub(f"[{INVISIBLE}]", lambda character: f"\\u{ord(character[0]):04x}", quoted)
-    if rest:
-        return f"{visible_text}... ({rest:,} characters more)"
+    start = shorten(text[:MAX_SHOWN_CHARACTERS])
+    quoted = f'"{start}"' if isinstance(value, str) else start
+    visible_text = re.sub(f"[{INVISIBLE}]", lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+    omitted_count = len(text) - MAX_SHOWN_CHARACTERS
+    if omitted_count > 0:
+        return f"{visible_text}... ({omitted_count:,} characters more)"
     return visible_text

@@ -1,5 +1,5 @@
-"""The environment: numbers and tokens in its variables, and the environment of processes that
-outlive a command, such as servers, to which the secrets of the user are not passed on."""
+"""Read numbers and tokens from environment variables, and remove secrets from the environment of
+processes that outlive a command, such as servers."""
 
 import math
 import os
@@ -9,21 +9,20 @@ from collections.abc import Mapping
 from argolocal.common.checked_names import show
 from argolocal.errors import ConfigError
 
-# names of variables that contain secrets, such as HF_TOKEN, GITHUB_TOKEN, DB_PASSWORD or NOTIFY_URL
-# (a webhook)
+# names of variables that contain secrets, such as HF_TOKEN, DB_PASSWORD or NOTIFY_URL (a webhook)
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
     re.IGNORECASE,
 )
-# variables of the services that a process may use
+# names of the variables that configure the object store and MLflow
 SERVICE_VARIABLE = re.compile(r"(AWS|MLFLOW|S3)_")
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")
 MAX_PORT = 65535
 
 
-def whole_number(name: str, default: int, lowest: int, highest: int) -> int:
-    """Return the number in an environment variable; `default` if it is not set or empty. Raises
-    ConfigError."""
+def read_integer(name: str, default: int, lowest: int, highest: int) -> int:
+    """Return the whole number in the environment variable `name`, or `default` if the variable is
+    unset or empty. Raises ConfigError."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -35,9 +34,9 @@ def whole_number(name: str, default: int, lowest: int, highest: int) -> int:
     )
 
 
-def seconds(name: str, default: float, remedy: str) -> float:
-    """Return the positive number of seconds in an environment variable; `default` if it is not set
-    or empty. Raises ConfigError, whose last sentence is `remedy`."""
+def read_seconds(name: str, default: float, remedy: str) -> float:
+    """Return the positive number of seconds in the environment variable `name`, or `default` if the
+    variable is unset or empty. Raises ConfigError, whose last sentence is `remedy`."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -54,26 +53,25 @@ def seconds(name: str, default: float, remedy: str) -> float:
 
 
 def is_header_text(text: str) -> bool:
-    """Return True if every client can send a text as the value of a header."""
+    """Return True if every HTTP client can send the text as the value of a header."""
     return text.isascii() and text.isprintable()
 
 
-def header_text(text: str, source: str) -> str:
-    """Return a token that may be the value of a header. Raises ConfigError, which names the source
-    of the token, not the token: a client would show it in its own error, or raise none of its
-    errors."""
+def require_header_text(text: str, source: str) -> str:
+    """Return `text`, a token, if it is valid as the value of a header. Raises ConfigError, which
+    names the `source` of the token but not the token: the errors of HTTP clients print it."""
     if is_header_text(text):
         return text
     raise ConfigError(
-        f"{source} must be one line of text, of printable ASCII characters, as its server has"
-        " issued it."
+        f"{source} must be one line of text of printable ASCII characters, exactly as its server"
+        " has issued it."
     )
 
 
 def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
     """Return the environment without variables that look like secrets.
 
-    `needs_services`: keep the variables of the object store and MLflow, also their keys.
+    `needs_services`: keep the variables of the object store and MLflow, including credentials.
     """
     return {
         name: value

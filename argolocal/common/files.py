@@ -1,4 +1,5 @@
-"""Atomic writes, private directories, files of other people, and the space that files need."""
+"""Write files atomically, make private directories, read files that other users control, and
+describe missing space."""
 
 import errno
 import os
@@ -27,8 +28,8 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_once(path: Path, text: str, mode: int = 0o666) -> str:
-    """Write a file unless it exists, and return its content. If several processes write it, the
-    first text is kept."""
+    """Write a file unless it exists, and return its content. If several processes write the file,
+    the first one wins."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -42,38 +43,36 @@ def write_once(path: Path, text: str, mode: int = 0o666) -> str:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError, without delay.
-
-    Another kind of file could block the reader, such as a FIFO, or have no end, such as /dev/zero.
-    """
-    with _open_without_delay(path) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
+    """Return the content of a regular file of at most `limit` bytes. Raises OSError for any other
+    file: a FIFO could block the reader, and /dev/zero has no end."""
+    with _open_without_blocking(path) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if facts.st_size > limit:
-            text = f"it has {facts.st_size:,} bytes, and at most {limit:,} are read"
-            raise OSError(errno.EFBIG, text, str(path))
+        if status.st_size > limit:
+            reason = f"it has {status.st_size:,} bytes, and at most {limit:,} are read"
+            raise OSError(errno.EFBIG, reason, str(path))
         return file.read(limit)
 
 
 def read_input(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file or a pipe, such as of `<(command)`. Raises
+    """Return at most `limit` bytes of a regular file or a pipe, such as `<(command)`. Raises
     OSError.
 
-    A FIFO that no process writes to is empty.
+    A FIFO that no process writes to counts as empty.
     """
-    with _open_without_delay(path) as file:
+    with _open_without_blocking(path) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
-        # from here on, reading waits for the processes that have opened the pipe for writing
+        # `read` waits for the processes that have opened the pipe for writing
         os.set_blocking(file.fileno(), True)
         return file.read(limit)
 
 
-def _open_without_delay(path: Path) -> BinaryIO:
-    """Open a file for reading, also a FIFO that no process writes to. Raises OSError, also for a
-    directory."""
+def _open_without_blocking(path: Path) -> BinaryIO:
+    """Open a file for reading, even a FIFO that no process writes to. Raises OSError, for example
+    for a directory."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
@@ -86,9 +85,9 @@ def make_private(directory: Path) -> None:
             directory.chmod(0o700)
 
 
-def make_own(directory: Path) -> None:
-    """Make a directory that only its owner can enter in a place where all users can write, such as
-    /tmp.
+def make_owned(directory: Path) -> None:
+    """Make a directory that only this user can enter, below a directory that all users can write,
+    such as /tmp.
 
     Raises PermissionError if the directory belongs to another user, who could change its files.
     """
@@ -96,7 +95,7 @@ def make_own(directory: Path) -> None:
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
 
-    if not is_own(directory):
+    if not is_owned(directory):
         reason = "the path belongs to another user, or is not a directory: remove it"
         raise PermissionError(errno.EPERM, reason, str(directory))
 
@@ -104,21 +103,25 @@ def make_own(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def is_own(directory: Path) -> bool:
+def is_owned(directory: Path) -> bool:
     """Return True if the path is a directory that belongs to this user, and not a symbolic link."""
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
-    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes
-    `content`."""
-    message = missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy)
+    """Raise ArgolocalError if `size` bytes do not fit on the disk of `folder`. The message names
+    the `content` and the `remedy`."""
+    message = describe_missing_space(
+        content, size, shutil.disk_usage(folder).free, str(folder), remedy
+    )
     if message:
         raise ArgolocalError(message)
 
 
-def missing_space(content: str, size: float, free_bytes: float, target: str, remedy: str) -> str:
+def describe_missing_space(
+    content: str, size: float, free_bytes: float, target: str, remedy: str
+) -> str:
     """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the
     `remedy`."""
     if size <= free_bytes:

@@ -1,11 +1,10 @@
-"""The home: the directory of runs and their data, .argolocal in the working directory or
-$ARGOLOCAL_HOME.
+"""The home: the directory of runs and their data. It is $ARGOLOCAL_HOME, or .argolocal in the
+working directory.
 
 The files of a home decide which programs start, which processes end and where credentials are sent,
-so a home that was copied from elsewhere must not be used. `make` writes an empty file into a home.
-The name of this file is a keyed hash of the home's path, with a key from the user's
-~/.local/state/argolocal: other users cannot make such a file, and at another path the file is
-invalid.
+so commands must not use a home that was copied from elsewhere. `make` writes a mark into each home:
+an empty file whose name is a keyed hash of the home's path. The key is in the user's
+~/.local/state/argolocal, so other users cannot make a mark, and a mark is invalid at another path.
 """
 
 import errno
@@ -39,8 +38,8 @@ def current() -> Path:
 
 
 def check(home: Path) -> None:
-    """Raise ConfigError if the home exists and this user did not make it. Does not read the home's
-    files."""
+    """Raise ConfigError if the home exists and this user did not make it. The contents of the
+    home's files are not read."""
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
@@ -114,15 +113,12 @@ def _has_entries(home: Path) -> bool:
 
 
 def _mark(real_path: Path, make_key: bool = False) -> str:
-    """Return the name of the file that proves that this user made the home at the path
-    `real_path`."""
-    folder = os.environ.get(STATE_HOME_VARIABLE, "")
+    """Return the name of the file which proves that this user made the home at `real_path`."""
+    state_home = os.environ.get(STATE_HOME_VARIABLE, "")
+    if not os.path.isabs(state_home):
+        state_home = os.path.expanduser(DEFAULT_STATE_HOME)
 
-    file = Path(
-        folder if os.path.isabs(folder) else os.path.expanduser(DEFAULT_STATE_HOME),
-        program.name,
-        "key",
-    )
+    file = Path(state_home, program.name, "key")
 
     try:
         if not file.is_absolute():
@@ -132,10 +128,10 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_once(file, os.urandom(32).hex(), 0o600)
 
-        # random: matches no home
         if file.exists():
             key = file.read_text()
         else:
+            # with a random key, the mark of every home is invalid
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(

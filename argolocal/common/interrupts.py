@@ -1,12 +1,11 @@
-"""Signals that stop a run (Ctrl-C, SIGTERM and SIGHUP), handled in one object that is passed to the
-code that waits.
+"""Handle the signals that stop a run: Ctrl-C, SIGTERM and SIGHUP.
 
-with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
-    local.run(on_change, signals)                                     # raises KeyboardInterrupt;
-    signals.caught: 2
+# a command in the foreground: after Ctrl-C, `run` raises KeyboardInterrupt, and `caught` is 2
+with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:
+    local_run.run(on_change, signals)
 
-with Interrupts() as signals: ...                                     # in a library: calls the
-previous handlers
+# in a library: the previous handlers are called
+with Interrupts() as signals: ...
 """
 
 import math
@@ -23,18 +22,17 @@ from typing import Any, Self
 
 from argolocal.common import exit_codes
 
-# a signal that follows another one after this time is not deferred; `timeout` sends two signals
-# within microseconds
+# A second signal is not deferred if it arrives later than this. `timeout` sends two signals within
+# microseconds.
 FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP
-    stays ignored.
+    """Signal handlers of a `with` block, which are installed in the main thread only. With `nohup`,
+    SIGHUP stays ignored.
 
-    Each signal goes to the previous handler; if a handler is missing, the signal raises
-    KeyboardInterrupt.
+    A handler calls the previous handler of the signal, or else raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -58,10 +56,10 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed` is entered: any other code could lose a process that has
-        just started.
+        """Defer signals until `allowed` is entered, because an exception in between could lose
+        track of a process that has just started.
 
-        If the code does not reach `allowed` within FORCE_AFTER_S, a second signal is not deferred.
+        A second signal more than FORCE_AFTER_S later is not deferred.
         """
         self.is_deferring = True
         try:
@@ -83,11 +81,8 @@ class Interrupts:
             self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Call the previous handler of a signal, or raise KeyboardInterrupt if a handler is
-        missing."""
-        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[
-            number
-        ]
+        """Call the previous handler of a signal, or raise KeyboardInterrupt without one."""
+        handler = self.previous_handlers[number]
         if callable(handler):
             handler(number, frame)
         elif handler != signal.SIG_IGN:
@@ -108,10 +103,10 @@ class StopSignals(Interrupts):
     """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals
     are ignored.
 
-    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while
-    `argolocal stop` stops the workflow; a signal then comes from that command, and is not recorded
-    in `caught`. `exit_after`: number of seconds after the first signal; from then on, a further
-    signal exits at once, and `argolocal resume` cleans up.
+    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: file that exists
+    while `argolocal stop` stops the workflow; the signal of that command is not recorded in
+    `caught`. `exit_after`: seconds after the first signal from which on another signal exits at
+    once; `argolocal resume` then cleans up.
     """
 
     def __init__(
@@ -146,12 +141,12 @@ class StopSignals(Interrupts):
 
             return
 
-        self.caught, self.caught_at = number, time.monotonic()
+        self.caught = number
+        self.caught_at = time.monotonic()
         raise KeyboardInterrupt
 
     def _read_answer(self) -> None:
-        # not sys.stdin.readline(), which holds a lock while it waits: the interpreter would crash
-        # at exit
+        # sys.stdin.readline() would hold a lock while it waits, and crash Python at exit
         try:
             answer = os.read(sys.stdin.fileno(), 100)
         except OSError:  # the terminal is closed

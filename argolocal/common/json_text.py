@@ -1,11 +1,8 @@
-"""Writes and reads JSON that has the same value in every parser.
+"""Write and read JSON that has the same value in every parser.
 
-    to_json(value)              # a JSON text; raises ValueError that names the place of a number
-    that is not finite
-    loads(data)                 # a JSON value from outside; raises ValueError with the rule that
-    the text violates
-    read_object(path)           # the JSON object in a file; raises InvalidDocument with the name of
-    the file
+    to_json(value)       # raises ValueError that names the location of a NaN or infinity
+    loads(data)          # parses JSON from outside; raises ValueError that names the violated rule
+    read_object(path)    # the JSON object in a file; raises InvalidDocument that names the file
 
 Python's own writer and parser accept NaN, infinity and duplicate keys.
 """
@@ -24,21 +21,21 @@ from argolocal.errors import InvalidDocument
 
 Location = tuple[str | int, ...]  # keys and indices from the outermost value on
 MAX_BYTES = 256 << 20
-MAX_DIGITS = 100  # length of a whole number
+MAX_DIGITS = 100  # digits of an integer
 MAX_DEPTH = 100  # number of nested lists and objects
 
 
 def to_json(
-    value: Any,
+    value: object,
     *,
     indent: int | None = None,
     sort_keys: bool = False,
     separators: tuple[str, str] | None = None,
     ensure_ascii: bool = True,
-    default: Callable[[Any], Any] | None = None,
+    default: Callable[[Any], object] | None = None,
 ) -> str:
-    """Format a value as JSON. Raises ValueError that names the place of a NaN or infinity,
-    TypeError."""
+    """Format a value as JSON. Raises TypeError, and ValueError that names the location of a NaN or
+    infinity."""
     try:
         return json.dumps(
             value,
@@ -54,8 +51,7 @@ def to_json(
 
 
 def replace_nan(value: Any) -> Any:
-    """Replace each NaN and infinity in a JSON value by None, which states that the number is
-    unknown."""
+    """Return a JSON value in which None replaces each NaN and infinity."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -67,7 +63,7 @@ def replace_nan(value: Any) -> Any:
     return value
 
 
-def describe_not_finite(value: Any) -> str:
+def describe_not_finite(value: object) -> str:
     """Name the first number in a JSON value that is NaN or infinite; "" if all numbers are
     finite."""
     try:
@@ -79,7 +75,7 @@ def describe_not_finite(value: Any) -> str:
     return ""
 
 
-def numbers(value: Any, path: Location = ()) -> Iterator[tuple[Location, int | float]]:
+def numbers(value: object, path: Location = ()) -> Iterator[tuple[Location, int | float]]:
     """Yield (path, number) for all numbers in a JSON value."""
     if isinstance(value, (int, float)):
         yield path, value
@@ -98,11 +94,8 @@ def format_path(path: Location) -> str:
 
 
 def loads(data: bytes | str) -> Any:
-    """Return the value of a JSON text that has the same value in every parser. Raises ValueError.
-
-    Duplicate keys, halves of surrogate pairs, deep nesting and numbers that are not finite are
-    errors.
-    """
+    """Parse a JSON text. Raises ValueError for texts that parsers read differently or reject:
+    duplicate keys, lone surrogates, deep nesting, long integers, NaN and infinity."""
     text = data.decode() if isinstance(data, bytes) else data
 
     try:
@@ -132,12 +125,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def malformed(path: Path, error: Exception) -> InvalidDocument:
-    """Return the error for a file whose content has another structure than expected."""
+    """Return the error for a file whose content is invalid because of `error`."""
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -159,13 +152,13 @@ def _parse_float(text: str) -> float:
     return number
 
 
-def _reject_unsafe_values(value: Any) -> None:
-    """Raise ValueError for deep nesting, and for texts that are not Unicode."""
+def _reject_unsafe_values(value: object) -> None:
+    """Raise ValueError for deep nesting and for lone surrogates."""
     unchecked = [(value, 1)]
     while unchecked:
         item, depth = unchecked.pop()
         if isinstance(item, str):
-            item.encode()  # raises ValueError for half of a surrogate pair
+            item.encode()  # raises ValueError for a lone surrogate
         elif isinstance(item, list | dict):
             if depth > MAX_DEPTH:
                 raise ValueError(f"it has more than {MAX_DEPTH} nested values")

@@ -1,4 +1,4 @@
-"""Linux system calls and cgroup files that Python's standard library does not cover."""
+"""Linux system calls and cgroup files that Python's standard library does not support."""
 
 import ctypes
 import os
@@ -22,15 +22,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def stop_ignoring_signals() -> None:
-    """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT,
-    `nohup` SIGHUP."""
+    """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT, and
+    `nohup` ignores SIGHUP."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
-def oom_kills(events: str) -> int:
-    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if the
-    text lacks it."""
+def count_oom_kills(events: str) -> int:
+    """Return the number of OOM-killed processes in the text of a cgroup's events file, or 0 if the
+    counter is missing."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

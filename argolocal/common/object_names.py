@@ -2,9 +2,9 @@
 
     object_names.check_object("ConfigMap", "cache-feature/login")     # raises ConfigError
 
-A name that tags compute is known only at run time, so each name is checked where it becomes an
-object or a file. Source: Kubernetes' apimachinery/pkg/util/validation (validation.go) and
-apis/core/validation.
+The value of a name with a template tag is known only at run time, so each name is checked when an
+object or a file is created. Source: Kubernetes' apimachinery/pkg/util/validation (validation.go)
+and apis/core/validation.
 """
 
 import base64
@@ -22,14 +22,15 @@ MAX_SHOWN_CHARACTERS = 300  # of an invalid name in a message
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for names: the pattern of a whole name, its maximum length, and the rule in words."""
+    """A rule for names: the regular expression and maximum length of a name, and the rule as
+    text."""
 
     pattern: re.Pattern[str]
     max_length: int
-    words: str
+    description: str
 
     def allows(self, name: object) -> bool:
-        """Return True if `name` is a text that follows the rule."""
+        """Return True if `name` is a string that follows the rule."""
         return (
             isinstance(name, str)
             and len(name) <= self.max_length
@@ -37,12 +38,11 @@ class Rule:
         )
 
     def check(self, name: object, where: str) -> None:
-        """Raise ConfigError, with `where` as the start of its message, for a name that breaks the
-        rule."""
+        """Raise ConfigError if `name` breaks the rule. The message starts with `where`."""
         if not self.allows(name):
             shown_name = f"{name!r:.{MAX_SHOWN_CHARACTERS}}"
             raise ConfigError(
-                f"{where}: Invalid value: {shown_name}: {self.words}. Choose another name."
+                f"{where}: Invalid value: {shown_name}: {self.description}. Choose another name."
             )
 
 
@@ -112,16 +112,16 @@ def check_object(kind: str, name: object) -> None:
     )
 
 
-def check_labels(labels: Mapping[Any, Any] | None, where: str) -> None:
+def check_labels(labels: Mapping[object, object] | None, where: str) -> None:
     """Raise ConfigError for a label that the API server rejects."""
     for key, value in _items(labels, where):
         QUALIFIED_NAME.check(key, where)
         LABEL_VALUE.check(value, f"{where}.{key}")
 
 
-def check_annotations(annotations: Mapping[Any, Any] | None, where: str) -> None:
-    """Raise ConfigError for an annotation that the API server rejects; case does not matter in
-    their keys."""
+def check_annotations(annotations: Mapping[object, object] | None, where: str) -> None:
+    """Raise ConfigError for an annotation that the API server rejects. Keys of annotations may
+    contain upper case letters in their prefix."""
     for key, value in _items(annotations, where):
         QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, where)
         if not isinstance(value, str):
@@ -146,7 +146,7 @@ def check_data(obj: Mapping[str, Any], kind: str, name: str) -> None:
                 raise ConfigError(f"{kind} {name}.{field}.{key} is not base64. {hint}") from None
 
 
-def _items(values: Mapping[Any, Any] | None, where: str) -> Iterable[tuple[Any, Any]]:
+def _items(values: Mapping[object, object] | None, where: str) -> Iterable[tuple[object, object]]:
     if values and not isinstance(values, Mapping):
         raise ConfigError(
             f"{where} is {values!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values."

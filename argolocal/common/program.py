@@ -1,5 +1,5 @@
-"""The program in use: argolocal or rekindle. Messages, environment variables and the home's path
-contain its name."""
+"""The program that the user called: argolocal or rekindle. Its name is part of messages,
+environment variables and the path of the home."""
 
 POD = "ARGOLOCAL_POD"  # environment variable of a pod's processes: path of the pod's root folder
 # environment variable: path of the container's termination message
@@ -9,8 +9,7 @@ cluster = "argolocal.runner.cluster:LocalCluster"
 
 
 def use(program: str, cluster_class: str) -> None:
-    """Set the program's name and its cluster class (MODULE:NAME), for programs built on
-    argolocal."""
+    """Set the name and the cluster class (MODULE:NAME) of a program that is built on argolocal."""
     global name, cluster
     name = program
     cluster = cluster_class

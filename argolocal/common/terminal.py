@@ -1,4 +1,4 @@
-"""Text streams that show control characters, so that texts of others cannot control the
+"""Text streams that escape control characters, so that untrusted text cannot control the
 terminal."""
 
 import io
@@ -8,16 +8,16 @@ from argolocal.common.wording import visible
 
 
 class EscapedStream(io.TextIOWrapper):
-    """A text stream that removes colours and escapes control characters: every command prints to
-    such streams."""
+    """A text stream that removes colours and escapes control characters. All commands print to such
+    streams."""
 
     def write(self, text: str, /) -> int:
         super().write(visible(text))
         return len(text)
 
 
-class _ControlStream:
-    """An `EscapedStream` without the escapes."""
+class _RawStream:
+    """Writes to an `EscapedStream` without escaping."""
 
     def __init__(self, stream: EscapedStream) -> None:
         self._stream = stream
@@ -29,7 +29,7 @@ class _ControlStream:
         return getattr(self._stream, name)
 
 
-def with_controls(stream: Any) -> TextIO:
-    """Return a stream for our own colours and cursor moves; the caller applies `visible` to texts
-    of others."""
-    return _ControlStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]
+def without_escapes(stream: TextIO) -> TextIO:
+    """Return a stream for our own colours and cursor moves. The caller applies `visible` to
+    untrusted text."""
+    return _RawStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]

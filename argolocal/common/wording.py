@@ -5,9 +5,9 @@ import re
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
-# characters that control a terminal, end a line, hide text or change its direction, except tab and
-# newline, and characters without a glyph (Unicode's Default_Ignorable_Code_Point); and except the
-# joiners U+200C and U+200D and the selectors U+FE0E and U+FE0F, which spell words and emoji
+# Characters that control a terminal, end a line, hide text or change its direction, and characters
+# without a glyph (Unicode's Default_Ignorable_Code_Point). Tab, newline, the joiners U+200C and
+# U+200D and the selectors U+FE0E and U+FE0F are excluded, since words and emoji contain them.
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
@@ -15,8 +15,8 @@ CONTROL = re.compile(
 )
 
 
-def duration(seconds: float | None) -> str:
-    """Return a duration in words: `0.06 s`, `41 s`, `2 min 05 s`, `3 h 20 min`; "" for None."""
+def format_duration(seconds: float | None) -> str:
+    """Format a duration as `0.06 s`, `41 s`, `2 min 05 s` or `3 h 20 min`; "" for None."""
     if seconds is None:
         return ""
     if seconds < 59.5:
@@ -36,8 +36,8 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `visible(text)` in which line breaks and tabs are visible, too: a value in a message
-    must not look like another message."""
+    """Return `visible(text)` with escaped line breaks and tabs, so that a value in a message cannot
+    look like another message."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -49,9 +49,24 @@ def _escape(character: re.Match[str]) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return `visible(text)`, cut at MAX_MESSAGE_LENGTH characters: a message may quote a value of
-    any length."""
+    """Return `visible(text)` cut to MAX_MESSAGE_LENGTH characters, since a message may quote a
+    value of any length."""
     excess = len(text) - MAX_MESSAGE_LENGTH
     if excess <= 0:
         return visible(text)
     return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"
+
+
+def cut(text: str, length: int = 60) -> str:
+    """Return `text`; if it has more than `length` characters, its beginning and "..."."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 3]}..."
+
+
+def first_names(names: list[str], limit: int, separator: str = ", ") -> str:
+    """Return the names; if they are more than `limit`, the first ones and the number of others."""
+    text = separator.join(names[:limit])
+    if len(names) <= limit:
+        return text
+    return f"{text} and {len(names) - limit} more"

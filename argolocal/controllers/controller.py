@@ -1,8 +1,9 @@
-"""Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
+"""Store the objects of the local cluster as files `objects/<Kind>/<name>.json`, and apply them as
+kubectl does.
 
-`Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and
-similar kinds; other controllers extend it. A change of an object reads and replaces the object's
-file under a lock, because the supervisor may change the status of the object at the same time.
+A `Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and
+similar kinds; other controllers extend it. The file of an object is changed under a lock, because
+the supervisor may change the status of the object at the same time.
 """
 
 import copy
@@ -20,20 +21,20 @@ from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods import volumes
 
-Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
-    """Stores the objects of one kind; the base of all controllers."""
+    """Stores the objects of one kind; the base class of all controllers."""
 
     kind = ""
     api_versions: tuple[str, ...] = ()  # supported values of apiVersion; empty: any
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
-        """`run`: the folder for the logs and directories of pods."""
+        """`run`: the folder of the run, with the logs and directories of its pods."""
         self.cluster = cluster
         self.run = run or cluster.home
         # kind of objects → its controller in the same run
@@ -56,8 +57,8 @@ class Controller:
             object_names.check_data(obj, self.kind, metadata["name"])
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls
-        did not set are kept.
+        """Create or update the object as `kubectl apply` does, without removing fields that earlier
+        `apply` calls did not set.
 
         Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the
         current object's.
@@ -80,8 +81,8 @@ class Controller:
         return self._write(obj["metadata"]["name"], merge_current)
 
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
-        """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied
-        annotation stays.
+        """Replace an existing object by `update(object)`, as `kubectl patch` does, without changing
+        the last-applied annotation.
 
         Raises ConfigError, and Conflict if `update` sets a resourceVersion that differs from the
         current object's.
@@ -121,15 +122,11 @@ class Controller:
                     " again"
                 )
 
-            has_new_spec = not current_object or current_object.get("spec") != new_object.get(
-                "spec"
-            )
-            meta.update(
-                {
-                    "resourceVersion": current_meta["resourceVersion"],
-                    "generation": current_meta["generation"] + has_new_spec,
-                }
-            )
+            meta["resourceVersion"] = current_meta["resourceVersion"]
+            meta["generation"] = current_meta["generation"]
+            if not current_object or current_object.get("spec") != new_object.get("spec"):
+                meta["generation"] += 1
+
             return new_object | {"metadata": meta}
 
         stored_object = self.change(name, add_metadata)
@@ -137,7 +134,7 @@ class Controller:
         return self.on_write(stored_object)
 
     def on_write(self, stored: Object) -> Object:
-        """Act on an object that was applied or patched, and return the object's new state."""
+        """Handle an object that was applied or patched, and return its new state."""
         return stored
 
     def get(self, name: str) -> Object | None:
@@ -191,7 +188,7 @@ class Controller:
         """Remove the leftovers of objects of this run that have completed."""
 
     def stop(self, grace: float) -> None:
-        """Stop the processes that this process runs for the objects; the objects stay."""
+        """Stop the processes that this process runs for the objects, without deleting objects."""
 
     def _path(self, name: str) -> Path:
         """Return the file of an object. Raises ConfigError for a name that no object can have."""
@@ -236,9 +233,9 @@ def merge(last_object: Any, new_object: Any, current_object: Any) -> Any:
     }
 
 
-def sole_container(spec: Object, where: str) -> Object:
-    """Return the only container of a pod spec. Raises ConfigError for several containers, or one
-    without an image."""
+def require_single_container(spec: Object, where: str) -> Object:
+    """Return the only container of a pod spec. Raises ConfigError if the spec has several
+    containers or the container has no image."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(

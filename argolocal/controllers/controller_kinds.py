@@ -1,7 +1,8 @@
 """The kinds of objects that can be applied on this machine, and the controller of each.
 
-kinds = Kinds(); kinds.register(SparkApplications)     # a Controller whose `kind` is
-SparkApplication cluster = LocalCluster(home, kinds=kinds)
+kinds = Kinds()
+kinds.register(SparkApplications)     # a Controller whose `kind` is SparkApplication
+cluster = LocalCluster(home, kinds=kinds)
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
 # kinds whose controller only stores the objects
-STORED = (
+STORE_ONLY_KINDS = (
     "ConfigMap",
     "Secret",
     "HorizontalPodAutoscaler",
@@ -22,14 +23,14 @@ STORED = (
 
 
 class Kinds:
-    """Maps kinds of objects to controllers: some kinds of Kubernetes, and the kinds that `register`
+    """Maps kinds of objects to controllers: the built-in kinds, and the kinds that `register`
     adds."""
 
     def __init__(self) -> None:
         self.types: dict[str, type[Controller]] = {}
         self.register(Deployments)
         self.register(Services)
-        self.register(Controller, *STORED)
+        self.register(Controller, *STORE_ONLY_KINDS)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
         """Let `controller` handle objects of `kinds` (default: `controller.kind`), in place of

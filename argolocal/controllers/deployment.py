@@ -1,11 +1,14 @@
-"""Deployments and their Services: pods that outlive the run that applied them.
+"""Deployments and their Services. Their pods outlive the run that applied them.
 
-A change of a Deployment writes the object, and starts the supervisor if it does not run: a separate
-process (deployment_supervisor.py), stored in `deployments/supervisor.json`. If it died, the next
-command restarts it, unless `down` had stopped it. Differences from Kubernetes: no autoscaler
-changes `replicas`; a rollout fails before its progressDeadlineSeconds if its pod exits four times
-in a row, or once with an exit code that a restart cannot change (`exit_codes.PERMANENT`); a Service
-listens on 127.0.0.1, and a headless Service on an address of its own.
+A change of a Deployment writes the object, and starts the supervisor if it does not run. The
+supervisor is a separate process (deployment_supervisor.py), recorded in
+`deployments/supervisor.json`. If it died and `down` had not stopped it, the next command restarts
+it.
+
+Differences from Kubernetes: no autoscaler changes `replicas`. A rollout fails before its
+progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code that a
+restart cannot change (`exit_codes.PERMANENT`). A Service listens on 127.0.0.1, and each headless
+Service on another loopback address.
 """
 
 import os
@@ -21,11 +24,18 @@ from argolocal.common import program
 from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
-from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.common.processes import (
+    confirm_recorded,
+    end_group,
+    is_alive,
+    python_command,
+    start_time,
+)
+from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -33,8 +43,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD_FILE = "supervisor.json"
 LOG_FILE = "supervisor.log"
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
-# annotation of a Deployment; its value is JSON: the Origin of the pods, and the process that
-# applied the object
+# annotation of a Deployment: JSON of the Origin of its pods and the process that applied it
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
@@ -67,8 +76,8 @@ class Services(Controller):
             own_ports = []
 
         for port in [port["port"] for port in ports if not is_headless(obj)]:
-            # the supervisor does not listen on this port yet
-            if port not in own_ports or not Deployments(self.cluster).running():
+            supervisor_listens = port in own_ports and Deployments(self.cluster).running()
+            if not supervisor_listens:
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
@@ -102,7 +111,7 @@ class Deployments(Controller):
         where = f"Deployment {obj['metadata']['name']}"
         spec = obj.get("spec") or {}
         template = spec.get("template") or {}
-        container = sole_container(template.get("spec") or {}, where)
+        container = require_single_container(template.get("spec") or {}, where)
         labels = labels_of(template)
 
         selector = (spec.get("selector") or {}).get("matchLabels") or {}
@@ -120,8 +129,8 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Write the object with the Origin of this process, unless `obj` has an Origin: projects
-        share a supervisor."""
+        """Write the object with the Origin of this process, unless `obj` already has an Origin. The
+        supervisor needs it, because it starts pods of several projects."""
         meta = obj.get("metadata") or {}
         process = f"{os.getpid()}/{start_time(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
@@ -129,8 +138,8 @@ class Deployments(Controller):
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
     def on_write(self, stored: Object) -> Object:
-        """Wait until the supervisor has observed the change; then the status of the object belongs
-        to its spec."""
+        """Wait until the supervisor has observed the change, so that the object's status belongs to
+        its new spec."""
         name = stored["metadata"]["name"]
         generation = stored["metadata"]["generation"]
         deadline = time.monotonic() + OBSERVE_TIMEOUT_S
@@ -168,7 +177,7 @@ class Deployments(Controller):
         return bool(existing)
 
     def remove(self, name: str) -> bool:
-        """Remove a Deployment whose pods have ended; the logs stay for diagnosis."""
+        """Remove a Deployment whose pods have ended, except its logs."""
         rmtree(self.home / name / "pods", ignore_errors=True)
         return super().delete(name)
 
@@ -188,7 +197,7 @@ class Deployments(Controller):
     def down(self) -> list[str]:
         """Stop the supervisor and all pods, and wait until they have ended.
 
-        Return the names of the Deployments that ran, whose objects stay.
+        Return the names of the Deployments that ran. Their objects are not deleted.
         """
         record = self._record()
         (self.home / RECORD_FILE).unlink(missing_ok=True)
@@ -209,8 +218,8 @@ class Deployments(Controller):
         return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a dict for each Deployment: its kind, name, address, `running`, and the number of
-        its ready pods."""
+        """Return a dict with kind, name, address, `running` and number of ready pods for each
+        Deployment."""
         services = [
             obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)
         ]
@@ -245,7 +254,7 @@ class Deployments(Controller):
         return entries
 
     def start(self) -> None:
-        """Start the supervisor if it does not run, even after `down`, without waiting until it is
+        """Start the supervisor if it does not run, even after `down`. Do not wait until it is
         ready."""
         with self._locked():
             if self.running():
@@ -271,7 +280,7 @@ class Deployments(Controller):
     def _supervise(self) -> list[str]:
         cluster = type(self.cluster)
         name = f"{cluster.__module__}:{cluster.__qualname__}"
-        return python(
+        return python_command(
             "-m",
             "argolocal.runner.supervise_deployments",
             "--home",

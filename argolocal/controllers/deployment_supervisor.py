@@ -1,11 +1,11 @@
-"""The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk,
-and listens on the ports of the Services. No request is lost when a pod is terminated: a client
-keeps its idle connection, and its next request, which the pod's server has not read, goes to the
-server of another pod.
+"""The supervisor of a home's Deployments and Services. It reconciles pods with the objects on disk,
+and listens on the ports of the Services.
 
-The supervisor runs until SIGTERM, and then terminates the pods. A new selector of a Service applies
-to new connections; the Service's port stays open. Instead of a Gateway, the supervisor splits and
-mirrors the connections to the first Service of an HTTPRoute among all Services of the HTTPRoute.
+The supervisor runs until SIGTERM, and then terminates the pods. No request is lost when a pod is
+terminated: the client's connection stays open, and requests that the pod's server has not read are
+sent to another pod. A new selector of a Service applies to new connections. In place of a Gateway,
+the supervisor implements HTTPRoutes: it splits and mirrors the connections to the first Service of
+an HTTPRoute among all its Services.
 """
 
 import asyncio
@@ -20,22 +20,23 @@ from dataclasses import dataclass, field
 from random import random
 from typing import Any
 
-from argolocal.controllers.controller import Controller, Object
+from argolocal.controllers.controller import Controller
 from argolocal.controllers.deployment import Deployments, is_headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
+from argolocal.manifest.types import Object
 from argolocal.pods.containers import port_number
 
-INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
 MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror with more unsent bytes than this is disconnected
-QUIET_S = 1.0  # an answer counts as complete after this many seconds without bytes
+IDLE_AFTER_S = 1.0  # a response counts as complete after this many seconds without bytes
 Address = tuple[str, int]
 
 
 @dataclass
-class Forward:
+class ListeningPort:
     """A listening port of a Service."""
 
     server: asyncio.Server
@@ -46,14 +47,15 @@ class Forward:
 
 @dataclass
 class Route:
-    """The rule of an HTTPRoute for the connections to a Service."""
+    """The backends of an HTTPRoute's rule for the connections to a Service."""
 
     weights: dict[str, int]  # name of a Service → its weight
     mirrors: list[str]
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
-    def next(self) -> str:
-        """Return the Service that is furthest below its share, and count a connection to it."""
+    def choose_backend(self) -> str:
+        """Return the Service that is furthest below its share of connections, and count a
+        connection to it."""
         shares = {
             name: (self.connections[name] + 1) / weight
             for name, weight in self.weights.items()
@@ -84,19 +86,19 @@ class Client:
 
     @property
     def idle(self) -> bool:
-        """True if no answer is pending."""
-        return not self.awaits_answer and time.monotonic() - self.last_activity > QUIET_S
+        """True if no response is pending."""
+        return not self.awaits_answer and time.monotonic() - self.last_activity > IDLE_AFTER_S
 
 
 class Supervisor:
-    """Reconciles all Deployments of a home, and forwards the connections to its Services."""
+    """Reconciles all Deployments of a home, and listening_ports the connections to its Services."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.deployments = Deployments(cluster)
         self.services = Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
-        self.forwards: dict[Address, Forward] = {}
+        self.listening_ports: dict[Address, ListeningPort] = {}
         # name of the Service that clients connect to → its route
         self.routes: dict[str, Route] = {}
         self.mirror_tasks: set[asyncio.Task] = set()
@@ -117,17 +119,19 @@ class Supervisor:
 
             busy = any(rollout.busy for rollout in self.rollouts.values())
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), INTERVAL_S if busy else 4 * INTERVAL_S)
+                await asyncio.wait_for(
+                    stopped.wait(), POLL_INTERVAL_S if busy else 4 * POLL_INTERVAL_S
+                )
 
-        for forward in self.forwards.values():
-            forward.server.close()
+        for listening_port in self.listening_ports.values():
+            listening_port.server.close()
 
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
                 if client.idle:  # otherwise a server would wait for the client's next request
                     client.writer.close()
 
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
         for name, obj in self.deployments.objects().items():
             if name in self.rollouts:
@@ -169,24 +173,26 @@ class Supervisor:
                     target = port.get("targetPort", port["port"])
                     desired[host, port["port"]] = name, service["spec"]["selector"], target
 
-        for address in [address for address in self.forwards if address not in desired]:
-            self.forwards.pop(address).server.close()
+        for address in [address for address in self.listening_ports if address not in desired]:
+            self.listening_ports.pop(address).server.close()
 
         for address, (name, selector, target) in desired.items():
-            forward = self.forwards.get(address)
-            if forward:
-                forward.selector = selector
-                forward.target = target
+            listening_port = self.listening_ports.get(address)
+            if listening_port:
+                listening_port.selector = selector
+                listening_port.target = target
                 continue
 
             try:
                 server = await asyncio.start_server(
-                    lambda r, w, address=address: self._connect(self.forwards[address], r, w),
+                    lambda r, w, address=address: self._connect(
+                        self.listening_ports[address], r, w
+                    ),
                     *address,
                 )
-                self.forwards[address] = Forward(server, name, selector, target)
+                self.listening_ports[address] = ListeningPort(server, name, selector, target)
             except OSError as error:
-                # the port may be in use: the next call of `_listen` tries again
+                # another program may use the port: the next call of `_listen` tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
@@ -214,8 +220,7 @@ class Supervisor:
         self.routes = routes
 
     def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
-        """Return the ready pod with the fewest connections (a random pod, if several have equally
-        few), or None."""
+        """Return the ready pod with the fewest connections, or None. Ties are broken at random."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [
             replica
@@ -229,12 +234,15 @@ class Supervisor:
         return obj and obj["spec"]["selector"]
 
     async def _connect(
-        self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        listening_port: ListeningPort,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         client = Client(reader, writer)
         self.clients.add(client)
         try:
-            while await self._serve(forward, client):
+            while await self._serve(listening_port, client):
                 client.unread_bytes = client.unread_bytes or await client.reader.read(CHUNK_BYTES)
                 if not client.unread_bytes:
                     return client.writer.close()
@@ -243,14 +251,14 @@ class Supervisor:
         finally:
             self.clients.discard(client)
 
-    async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one of them disconnects. Return True if another server
-        must answer the client's next request."""
-        route = self.routes.get(forward.service)
-        selector = forward.selector
+    async def _serve(self, listening_port: ListeningPort, client: Client) -> bool:
+        """Connect a client to the server of a pod until one of them disconnects. Return True if
+        another pod must answer the client's next request."""
+        route = self.routes.get(listening_port.service)
+        selector = listening_port.selector
 
         if route:
-            selector = self._find_selector(route.next()) or selector
+            selector = self._find_selector(route.choose_backend()) or selector
 
         replica = self._choose_replica(selector)
         if not replica:
@@ -267,14 +275,14 @@ class Supervisor:
         mirror_writers = [
             writer
             for mirror in mirrors
-            if mirror and (writer := await self._mirror(forward, mirror))
+            if mirror and (writer := await self._mirror(listening_port, mirror))
         ]
 
         downstream = None
 
         try:
             upstream, downstream = await asyncio.open_connection(
-                replica.pod.ip, _port(replica, forward)
+                replica.pod.ip, _port(replica, listening_port)
             )
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
@@ -284,7 +292,7 @@ class Supervisor:
                 replica.pod.ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                # else the server may have closed after its answer
+                # otherwise the server may have closed the connection after its response
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
@@ -299,21 +307,25 @@ class Supervisor:
             if downstream:
                 downstream.close()
 
-    async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
-        """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be
-        reached."""
+    async def _mirror(
+        self, listening_port: ListeningPort, replica: Replica
+    ) -> asyncio.StreamWriter | None:
+        """Open a connection to a pod whose responses are discarded. Return None if the pod cannot
+        be reached."""
         try:
-            answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
+            responses, writer = await asyncio.open_connection(
+                replica.pod.ip, _port(replica, listening_port)
+            )
         except OSError:
             return None
-        task = asyncio.create_task(_discard(answers))
+        task = asyncio.create_task(_discard(responses))
         self.mirror_tasks.add(task)
         task.add_done_callback(self.mirror_tasks.discard)
-        return copy
+        return writer
 
 
-def _port(replica: Replica, forward: Forward) -> int:
-    return port_number(replica.pod.spec["containers"][0], forward.target)
+def _port(replica: Replica, listening_port: ListeningPort) -> int:
+    return port_number(replica.pod.spec["containers"][0], listening_port.target)
 
 
 async def _discard(source: asyncio.StreamReader) -> None:
@@ -325,8 +337,8 @@ async def _discard(source: asyncio.StreamReader) -> None:
 async def _copy_requests(
     client: Client, server: asyncio.StreamWriter, mirror_writers: Sequence[asyncio.StreamWriter]
 ) -> None:
-    """Copy bytes from a client to a server until one of them disconnects; slow `mirror_writers` are
-    disconnected."""
+    """Copy bytes from a client to a server until one of them disconnects. Disconnect slow
+    `mirror_writers`."""
     try:
         while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = data
@@ -364,8 +376,8 @@ async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
 
 
 def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if a connection has the poll `event` or is closed, which asyncio would report
-    later."""
+    """Return True if a connection has the poll `event` or is closed. asyncio itself would report
+    this later."""
     if writer.is_closing():
         return True
     poll = select.poll()

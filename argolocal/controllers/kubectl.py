@@ -1,8 +1,8 @@
-"""Resource templates: perform an action of kubectl on the local controllers, then wait for the
+"""Run resource templates: perform an action of kubectl on the local controllers, then wait for the
 template's conditions.
 
-A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code
-64").
+The node fails ("main: ... exit code 64") if the failureCondition is true, the object is deleted, or
+kubectl reports an error.
 
 Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
@@ -17,13 +17,15 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ArgolocalError, ConfigError, describe
+from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
+from argolocal.manifest.types import Object
 
-# flags with a value, which are ignored
+# ignored flags that have a value
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
 IGNORED_FLAGS = (
     "--validate",
@@ -44,7 +46,7 @@ CORE_KINDS = (
     "Deployment",
     "Service",
 )
-# kinds whose objects do not have processes that a dead runner may leave
+# kinds without processes, which therefore need no clean-up after a crash of the runner
 PASSIVE_KINDS = (
     "HTTPRoute",
     "Ingress",
@@ -55,16 +57,15 @@ PASSIVE_KINDS = (
 # type and status of the conditions of objects that have failed
 FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
-Object = dict[str, Any]
 
 
 class KubectlError(Exception):
-    """An action of kubectl fails, with the message that kubectl prints."""
+    """An action fails with the message that kubectl would print."""
 
 
 @dataclass(frozen=True)
 class WaitingNode:
-    """A node whose object is watched until a condition holds."""
+    """A node that waits until its object meets a condition."""
 
     action: Start
     kind: str
@@ -74,7 +75,7 @@ class WaitingNode:
 class Resources:
     """The resource templates of one run. Controllers are created on first use."""
 
-    def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
+    def __init__(self, cluster: Cluster, workflow: dict[str, Any], run: Path) -> None:
         self.cluster = cluster
         self.workflow = workflow
         self.run = run
@@ -87,8 +88,8 @@ class Resources:
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
-        """Perform the action of a node's resource template; a node with conditions completes
-        later."""
+        """Perform the action of a node's resource template. `poll` completes a node whose
+        conditions are not yet met."""
         resource = action.template["resource"]
 
         conditions = resource.get("successCondition") or resource.get("failureCondition")
@@ -130,7 +131,7 @@ class Resources:
         return events
 
     def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
-        """End the nodes that wait for objects of a controller, whose `poll` has failed."""
+        """End the nodes that wait for objects of a controller whose `poll` has failed."""
         ids = [
             id
             for id, waiting in self.waiting.items()
@@ -148,14 +149,14 @@ class Resources:
         ]
 
     def forget(self, id: str) -> None:
-        """Stop watching the object of a node; the object stays, as on a cluster."""
+        """Stop watching the object of a node, without deleting the object."""
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
         """Remove the leftovers of completed jobs whose runner died."""
-        folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
-        # the controllers are imported only if there are objects of another kind
-        for kind in folders - {*CORE_KINDS, *PASSIVE_KINDS}:
+        kinds = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
+        # importing the controllers takes time, so it happens only for kinds with processes
+        for kind in kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
     def stop(self, grace: float) -> None:
@@ -179,8 +180,8 @@ class Resources:
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Perform the action of a resource template. Return kind and name of the object.
 
-        `record`: file for the name of a created object or the result of a patch; a dead runner may
-        have left this file. Raises KubectlError, ConfigError.
+        The file `record` stores the name of a created object, or the result of a patch, so that a
+        restarted runner does not repeat the action. Raises KubectlError, ConfigError.
         """
         action = resource["action"]
         flags = resource.get("flags") or []
@@ -253,11 +254,11 @@ class Resources:
         return kind, name
 
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
-        """Patch an object exactly once, even if the runner dies: a second patch may fail or give
-        another result."""
+        """Patch an object exactly once, even if the runner dies, because a second patch may fail or
+        have another result."""
 
         def update(current_object: Object) -> Object:
-            # the object is a custom resource
+            # Kubernetes does not support strategic merge patches of custom resources
             if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an"
@@ -388,7 +389,7 @@ class Resources:
             value = parameter.get("value")
             path = (parameter.get("valueFrom") or {}).get("jsonPath")
 
-            if not waiting.name:  # no object was found, which --ignore-not-found allows
+            if not waiting.name:  # the object does not exist, which --ignore-not-found allows
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:
@@ -405,7 +406,7 @@ class Resources:
 
 
 def _reported_cause(obj: Object) -> str:
-    """Return the message of the condition that says why a job or a Deployment failed, or ""."""
+    """Return the message of the failure condition in an object's status, or ""."""
     status = obj.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
     failures = [
@@ -420,14 +421,13 @@ def _reported_cause(obj: Object) -> str:
 
 
 def _has_kind_and_metadata(obj: Object) -> bool:
-    """Return True if an object's kind and metadata, as far as they are given, have the right
-    types."""
+    """Return True if an object's kind and metadata have the right types or are missing."""
     return isinstance(obj.get("kind") or "", str) and isinstance(obj.get("metadata") or {}, dict)
 
 
 def parse_flags(flags: list[str]) -> tuple[list[str], str]:
-    """Return the words and the label selector of `flags`. Raises KubectlError for a flag that is
-    not supported here."""
+    """Return the positional arguments and the label selector of `flags`. Raises KubectlError for a
+    flag that is not supported here."""
     words = []
     selector = ""
 
@@ -459,8 +459,8 @@ def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
 
 
 def _content(obj: Object) -> Object:
-    """Return the fields of an object that a patch may set: all but the status, resourceVersion and
-    generation."""
+    """Return the object without its status, resourceVersion and generation, which a patch does not
+    set."""
     counters = ("resourceVersion", "generation")
     meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}

@@ -1,5 +1,5 @@
-"""Checks of resource templates before a run: what the local controllers do not support, or kubectl
-rejects."""
+"""Check resource templates before a run: reject what the local controllers do not support or
+kubectl would reject."""
 
 import re
 from typing import Any
@@ -8,25 +8,28 @@ import yaml
 
 from argolocal.controllers.kubectl import ACTIONS, KubectlError, parse_flags
 from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.substitute import TAG
 from argolocal.manifest.patch import PATCHES
 
-TAGGED = "tag-of-argo"  # stands for a tag in a manifest
+TAG_PLACEHOLDER = "tag-of-argo"  # replaces each template tag in a manifest
 
 
 def _objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects of a manifest whose tags stand in texts; [] if a tag decides the
-    structure."""
+    """Return the objects of a manifest, or [] if it is not valid YAML without the values of its
+    tags."""
     try:
-        objects = [*yaml.safe_load_all(TAG.sub(TAGGED, str(resource.get("manifest") or "")))]
+        objects = [
+            *yaml.safe_load_all(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))
+        ]
     except (yaml.YAMLError, ValueError):
         return []
     return [item for item in objects if isinstance(item, dict)]
 
 
 def _find_kind(resource: dict[str, Any]) -> str:
-    """Return the kind that the text of a manifest names, or ""."""
+    """Return the first `kind` in the text of a manifest, or ""."""
     match = re.search(
         r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M
     )
@@ -35,7 +38,7 @@ def _find_kind(resource: dict[str, Any]) -> str:
     return ""
 
 
-def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
+def check(resource: dict[str, Any], where: str, cluster: Cluster) -> None:
     """Raise ConfigError for a resource template that is not supported here."""
     kinds = cluster.kinds.types
     kind_of_type = {
@@ -71,7 +74,12 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         version = str(item.get("apiVersion"))
 
         versions = kinds[name].api_versions if name in kinds else ()
-        if versions and "apiVersion" in item and TAGGED not in version and version not in versions:
+        if (
+            versions
+            and "apiVersion" in item
+            and TAG_PLACEHOLDER not in version
+            and version not in versions
+        ):
             raise ConfigError(
                 f"{where}.manifest is a {name} with the apiVersion {version}, which the local"
                 f" runner does not support: use {' or '.join(versions)}."

@@ -1,5 +1,5 @@
-"""Memory volumes (`emptyDir: {medium: Memory}`), shared by the pods of an object, whose processes
-they outlive."""
+"""Memory volumes (`emptyDir: {medium: Memory}`). All pods of a job share one volume, which outlives
+the pods' processes."""
 
 import hashlib
 import json
@@ -7,30 +7,28 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 from argolocal.common import program
 from argolocal.common.checked_names import InvalidName
-from argolocal.common.files import is_own, make_own
-from argolocal.state.journal import RunFiles
+from argolocal.common.files import is_owned, make_owned
+from argolocal.manifest.types import Object
+from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
 SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
-OWNER_FILE = "run"  # file with the path of the run that a memory volume belongs to
+OWNER_FILE = "run"  # name of the file with the path of the run that owns a memory volume
 # a run that has not used its memory volume for this long is unlikely to be resumed
 ABANDONED_AFTER_S = 3600.0
-Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """Return the directory for memory volumes of a job's pods: it outlives the pods' processes, but
-    not the job.
+    """Return the directory for the memory volume of a job's pods.
 
-    The directory's name depends on the workflow's uid, so that no other user can guess it and
-    create the directory.
+    Its name depends on the workflow's uid, so that no other user can guess the name and create the
+    directory first.
     """
     with suppress(FileNotFoundError):
-        job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
+        job += json.loads((run / MANIFEST_FILE).read_text())["metadata"].get("uid", "")
     key = f"{run.resolve()}/{job}"
     return SHARED_MEMORY / f"{DIRECTORY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
@@ -44,21 +42,21 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
     ):
         return {}
     memory = shared_memory(run, job)
-    make_own(memory)
+    make_owned(memory)
     (memory / OWNER_FILE).write_text(str(run.resolve()))
     return {program.variable("SHM"): str(memory)}
 
 
 def clean_up_shared_memory() -> None:
-    """Remove memory volumes of interrupted runs, an hour after the last use, or immediately if the
-    run was removed.
+    """Remove the memory volumes of interrupted runs one hour after the last use, and of removed
+    runs immediately.
 
     A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
-        # another process has removed the directory, or changed its owner
+        # another process may remove the directory at the same time
         with suppress(OSError, InvalidName):
-            if not is_own(memory):  # another user's pipe with this name would block the reader
+            if not is_owned(memory):  # another user's pipe with this name would block the reader
                 continue
 
             run = Path((memory / OWNER_FILE).read_text())

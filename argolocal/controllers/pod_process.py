@@ -1,5 +1,5 @@
-"""One pod of a controller: its process is restarted as by a kubelet, and terminated by SIGTERM,
-then SIGKILL.
+"""Run one pod of a controller: restart its process as a kubelet does, and terminate it with
+SIGTERM, then SIGKILL.
 
 The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): it is 0, 1, 2, 4,
 8 s, and 0 s again once the container has run for a minute.
@@ -24,7 +24,9 @@ from argolocal.pods.process import ContainerRun, Origin, Process, field_value, s
 from argolocal.pods.volumes import VolumeDirectory
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-BACKOFF_RESET_S = 60.0  # a container that has run for this long starts over with the first back-off
+RESET_BACKOFF_AFTER_S = (
+    60.0  # a container that has run for this long starts over with the first back-off
+)
 
 
 class Pod:
@@ -41,7 +43,7 @@ class Pod:
         origin: Origin | None = None,
         claims: Collection[str] = (),
     ) -> None:
-        """`claims`: the names of the claims that the pod's workflow creates."""
+        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates."""
         self.cluster = cluster
         self.name = name
         self.spec = spec
@@ -54,7 +56,8 @@ class Pod:
         self.ip = cluster.address(name)
         self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
         self.process: Process | None = None
-        self.restarts = self.recent_restarts = 0
+        self.restarts = 0
+        self.recent_restarts = 0
         self.started = 0.0
         self.start_at = 0.0
         self.kill_at = float("inf")
@@ -70,8 +73,8 @@ class Pod:
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Start, kill or reap the process. Return its exit code if it has just exited (128 + N for
-        signal N)."""
+        """Start, kill or reap the process. Return its exit code if it has just exited, or 128 + N
+        after signal N."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -94,11 +97,13 @@ class Pod:
         return process.code
 
     def restart(self, code: int, recreate: bool = False) -> None:
-        """Let `poll` restart the container after the back-off; `recreate`: as a new pod with the
-        same name."""
-        self.recent_restarts = (
-            self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET_S else 1
-        )
+        """Let `poll` restart the container after the back-off. With `recreate`, the container
+        restarts in a new pod with the same name."""
+        if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
+            self.recent_restarts += 1
+        else:
+            self.recent_restarts = 1
+
         self.restarts += 1
 
         if recreate:
@@ -114,11 +119,10 @@ class Pod:
             log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
-        """Do not restart the container, because its exit code names a cause that a restart cannot
-        cure."""
+        """Never restart the container: its exit code states an error that a restart cannot fix."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, which a restart cannot cure\n")
+            log.write(f"[{self.name}] ended with code {code}, which a restart cannot fix\n")
 
     def end(self, grace: float | None = None) -> None:
         """Terminate the pod (see `terminate`) and never restart it."""
@@ -126,8 +130,8 @@ class Pod:
         self.terminate(grace)
 
     def terminate(self, grace: float | None = None) -> None:
-        """Send SIGTERM now, and SIGKILL after terminationGracePeriodSeconds, or `grace` seconds if
-        that is less."""
+        """Send SIGTERM now, and SIGKILL after the smaller of `grace` and
+        terminationGracePeriodSeconds."""
         own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
         kill_at = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
         if self.process and kill_at < self.kill_at:
@@ -172,8 +176,8 @@ class Pod:
             self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
 
     def _create_volumes(self, run: ContainerRun) -> None:
-        """Create the directories of the volumes as for a workflow's pod; those of an emptyDir
-        outlive its process."""
+        """Create the directories of the volumes as for a workflow's pod. The directories of
+        emptyDir volumes outlive the pod's process."""
         specs = self.spec.get("volumes") or []
         if not filesystem.available():
             volumes.check_without_mounts(specs, self.name)
@@ -187,7 +191,7 @@ class Pod:
             self.claims,
         )
         for mount in run.container.get("volumeMounts") or []:
-            # this directory of the machine outlives the processes of the pod
+            # the pod uses /dev/shm of this machine, which outlives its processes
             if mount["mountPath"] == SHM:
                 self.volumes[mount["name"]] = VolumeDirectory(Path(SHM))
 
@@ -196,7 +200,7 @@ class Pod:
         )
 
     def remove_files(self) -> None:
-        """Remove the pod's own files."""
+        """Remove the root folder and the volumes of the pod."""
         for folder in (self.root, self.volumes_folder):
             rmtree(folder, ignore_errors=True)
 

@@ -1,9 +1,9 @@
-"""The pods of one Deployment: their probes, their rolling update, and the resulting status.
+"""Manage the pods of one Deployment: their probes, their rolling update, and the resulting status.
 
-A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and
+A pod of a new version receives connections once it is ready. Then an old pod receives SIGTERM and
 finishes its connections. A Deployment that a workflow owns has pods only while the workflow runs. A
-pod that exits with one of `exit_codes.PERMANENT` is not restarted until another command applies the
-Deployment.
+pod that exits with one of `exit_codes.PERMANENT` is restarted only after another command has
+applied the Deployment.
 """
 
 import asyncio
@@ -11,24 +11,24 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from argolocal.common import exit_codes
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.controllers.controller import Object
 from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory_volumes import memory_volume
 from argolocal.controllers.pod_process import Pod
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, run_claims
 
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
-FAST_PERIOD_S = 0.1  # seconds between probes until the first success
+FAST_PROBE_PERIOD_S = 0.1  # seconds between probes until the first success
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class Rollout:
         else:
             desired = obj["spec"].get("replicas", 1)
 
-        # after a failed rollout, the Deployment was scaled to 0, or another command applied it
+        # scaling to 0, or another command that applies the Deployment, retries a failed rollout
         is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
@@ -101,7 +101,7 @@ class Rollout:
         new_replicas = [replica for replica in self.replicas if replica.version == version]
         old_replicas = [replica for replica in self.replicas if replica.version != version]
 
-        # as with maxSurge: 1, maxUnavailable: 0
+        # maxSurge: 1, maxUnavailable: 0
         if len(new_replicas) < desired and len(self.replicas) <= desired:
             self._add(template, version, run, json.loads(origin))
 
@@ -113,7 +113,7 @@ class Rollout:
             candidates = new_replicas[desired:]
 
         for replica in candidates:
-            # a ready old pod is kept until enough other pods are ready
+            # a ready old pod is terminated only when enough other pods are ready
             if surplus > 0 and (
                 ready - replica.ready >= desired
                 or (not replica.ready and len(new_replicas) >= desired)
@@ -208,7 +208,7 @@ class Rollout:
                     replica.pod.terminate()
                     return
 
-                await asyncio.sleep(min(FAST_PERIOD_S, startup.period))
+                await asyncio.sleep(min(FAST_PROBE_PERIOD_S, startup.period))
 
         replica.ready = not readiness
 
@@ -225,7 +225,8 @@ class Rollout:
             *(self._repeat(probe, ip, report) for probe, report in reactions if probe)
         )
 
-    async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
+    async def _repeat(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
+        """Run a probe forever, and `report` each success and each failure beyond the threshold."""
         await asyncio.sleep(probe.delay)
         failure_count = 0
         has_passed = False
@@ -240,7 +241,9 @@ class Rollout:
                 if failure_count >= probe.failure_threshold:
                     report(False)
 
-            await asyncio.sleep(probe.period if has_passed else min(FAST_PERIOD_S, probe.period))
+            await asyncio.sleep(
+                probe.period if has_passed else min(FAST_PROBE_PERIOD_S, probe.period)
+            )
 
     def update_status(self, obj: Object) -> None:
         """Write the status if it changed. Source: Kubernetes deployment controller (sync.go,
@@ -296,8 +299,7 @@ class Rollout:
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
-    """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only
-    during the run."""
+    """Return the run whose workflow owns the Deployment, or None."""
     references = obj["metadata"].get("ownerReferences") or []
     names = (
         RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow"
@@ -335,7 +337,7 @@ def progressing_condition(is_complete: bool, progress: Progress) -> Object:
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions with their times; a condition that did not change keeps the times of
+    """Return the conditions with their times. An unchanged condition has the times that it has in
     `old_status`."""
     old_conditions = {
         condition["type"]: condition for condition in old_status.get("conditions") or []

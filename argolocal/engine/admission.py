@@ -1,4 +1,4 @@
-"""Admission of nodes: parallelism limits, locks and memoized outputs.
+"""Decide whether a node may run: parallelism limits, locks and memoized outputs.
 
 A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit
 succeeds without running. Source: Argo's operator.go (operate, executeTemplate,
@@ -48,8 +48,8 @@ def admit(context: Context) -> bool:
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
-    """Return the node if it exists, waits for a lock or has memoized outputs; otherwise None.
-    Raises NodeError."""
+    """Acquire the node's locks and load its memoized outputs. Return the node, or None if it was
+    not created yet. Raises NodeError."""
     node = context.table.get(name)
 
     has_retries = context.strategy(template) is not None
@@ -106,7 +106,7 @@ def synchronize_and_memoize(
 
 
 def timeout_at(node: Node, template: Template) -> float:
-    """Return the time (unix seconds) when the `timeout` of a node's template is reached. Raises
+    """Return the time in unix seconds at which the `timeout` of a node expires. Raises
     ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
@@ -136,7 +136,7 @@ def save_outputs(context: Context, node: Node) -> None:
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
-    """Cache the outputs of a DAG or steps template; as in Argo, the template succeeds even if
+    """Cache the outputs of a DAG or steps template. As in Argo, the template succeeds even if
     caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
@@ -173,8 +173,8 @@ def _enforce_limits(
 ) -> None:
     """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbids another child.
 
-    As in Argo, `count_active` counts pods if `parent` itself is to run, and all active children if
-    a child is to run.
+    As in Argo, `count_active` counts active pods to decide about `parent` itself, and all active
+    children to decide about a child.
     """
     boundary = parent["id"]
     limit = template.get("parallelism")
@@ -183,9 +183,9 @@ def _enforce_limits(
         if not _active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
             groups = [
-                n
-                for n in context.nodes.values()
-                if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+                node
+                for node in context.nodes.values()
+                if node.get("boundaryID") == boundary and node["type"] == "StepGroup"
             ]
             if groups:
                 context.table.mark(groups[-1]["name"], "Failed", message)

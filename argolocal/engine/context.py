@@ -36,8 +36,8 @@ class Locks(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """Values that the engine derives for one node; they are not stored, but computed again after a
-    restart."""
+    """Values that the engine derives for one node. They are not stored: a restarted runner computes
+    them again."""
 
     template: Template | None = None  # the node's template with all inputs and tags substituted
     members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
@@ -49,7 +49,8 @@ class Expansion:
 
 
 class Context:
-    """One workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other runs."""
+    """The state of one workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other
+    runs."""
 
     def __init__(
         self,
@@ -70,13 +71,13 @@ class Context:
         self.inputs = Inputs(workflow, self.status)
         self.depth = 0  # nesting level of the template that is being executed
         self.lock_holders: set[str] = set()  # ids of nodes that hold locks
-        # ids of lock holders that failed before running, whose locks are released on the next pass
+        # ids of lock holders that failed before running; the next pass releases their locks
         self.deferred_releases: set[str] = set()
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
-        # unix seconds: call `advance` at this time or earlier (None: on the next event)
+        # time of the next call of `advance` in unix seconds; None: on the next event
         self.wake: float | None = None
         self.blocked_reason = ""  # reason why no node can run
 
@@ -132,8 +133,7 @@ class Context:
         return None
 
     def caller(self, node: Node) -> Task:
-        """Return the step, task or hook that called a node's template. Does not work for an inline
-        template."""
+        """Return the step, task or hook that called a node's template, which must not be inline."""
         scope = node.get("templateScope", "")
         name = node.get("templateName", "")
         full_name = name if scope.startswith("local/") else f"{scope}/{name}"
@@ -143,8 +143,8 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the retry strategy of the template, or else of the workflow. An empty strategy
-        retries forever."""
+        """Return the retry strategy of the template, or else of the workflow. Without a limit, a
+        strategy retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
@@ -161,8 +161,7 @@ class Context:
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
 
-            # a daemon is killed only when the template that started it completes, which cannot
-            # happen now
+            # the template that started the daemon can no longer complete and kill it
             phase = "Error"
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"

@@ -1,8 +1,9 @@
-"""DAG templates: which tasks may run, their scopes, and the DAG's phase (Argo's assessDAGPhase).
+"""Execute DAG templates: start tasks, build their scopes, and assess the DAG's phase.
 
-A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not
-satisfy it. The phase of a DAG follows from the phases of its targets (by default its leaves); an
-omitted task has the phase of its parents. Source: Argo's dag.go and common/ancestry.go.
+A task name `A` without a result in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`, so
+an omitted task does not satisfy it. The phase of a DAG follows from the phases of its targets (by
+default its leaves); an omitted task counts with the phase of its parents. Source: Argo's dag.go
+(assessDAGPhase) and common/ancestry.go.
 """
 
 import re
@@ -12,12 +13,12 @@ from argolocal.common.json_text import to_json
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, TimedOut, fulfilled
+from argolocal.engine.nodes import LimitReached, NodeError, Options, TimedOut, is_fulfilled
 from argolocal.engine.order import (
     BLOCKED_BY_LIMIT,
     Order,
     VisitResult,
-    dependencies,
+    parse_dependencies,
     with_ancestors,
 )
 from argolocal.language.expr import evaluate_bool
@@ -29,7 +30,7 @@ from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 WORD = re.compile(r"[-a-zA-Z0-9_]+")
-RESULTS = {
+PHASE_OF_RESULT = {
     "Succeeded": "Succeeded",
     "Failed": "Failed",
     "Errored": "Error",
@@ -50,11 +51,11 @@ class Dag:
         self.inputs = context.inputs
         self.boundary = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
-        self.needs = {}
+        self.needs = {}  # name of a task → names of its dependencies
+        self.conditions = {}  # name of a task → its `depends` as an expression
 
-        self.conditions = {}
-        for task in self.tasks.values():
-            self.needs[task["name"]], self.conditions[task["name"]] = dependencies(task, self.tasks)
+        for name, task in self.tasks.items():
+            self.needs[name], self.conditions[name] = parse_dependencies(task, self.tasks)
 
         needed_tasks = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
@@ -90,7 +91,7 @@ class Dag:
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
             if node["type"] == "TaskGroup":
-                scopes.reject_inline(self.tasks[name])
+                scopes.reject_inline_template(self.tasks[name])
 
             self.add_to_scope(scope, name, node)
 
@@ -116,7 +117,7 @@ class Dag:
                 scope,
                 "tasks",
                 name,
-                [n for n in children if n["name"].startswith(node["name"] + "(")],
+                [child for child in children if child["name"].startswith(node["name"] + "(")],
             )
 
         scopes.add_node(self.table, scope, "tasks", name, node)
@@ -138,7 +139,8 @@ class Dag:
             and (self.looping_tasks or task.get("hooks"))
             and (node := self.node(name))
         ):
-            try:  # run the hooks a second time, because the task may have completed in `_visit`
+            try:
+                # the task may have completed in `_visit`, which ran the hooks before
                 hooks.run_conditional_hooks(
                     self.context, task, node, self.scope(name), self.options()
                 )
@@ -153,7 +155,7 @@ class Dag:
         task = self.tasks[name]
 
         has_hooks = bool(task.get("hooks") or task.get("onExit"))
-        if node and has_hooks and node["phase"] in FULFILLED and self._no_longer_visited(name):
+        if node and has_hooks and node["phase"] in FULFILLED and self._is_skipped_by_argo(name):
             return True, True
 
         if node and has_hooks and node["phase"] != "Pending":
@@ -167,8 +169,7 @@ class Dag:
 
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
-            # the exit hook runs before `hooks_completed`, because its end may complete the hooks of
-            # the node
+            # run the exit hook before `hooks_completed`, which also waits for the exit hook
             completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.hooks_completed(node), completed
 
@@ -184,11 +185,13 @@ class Dag:
 
             node = self.node(name)
 
-        dependents_may_start = bool(node and fulfilled(node) and self.table.hooks_completed(node))
+        dependents_may_start = bool(
+            node and is_fulfilled(node) and self.table.hooks_completed(node)
+        )
         return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
-    def _no_longer_visited(self, name: str) -> bool:
-        """Return True if Argo no longer visits a task, because it visits only ancestors of
+    def _is_skipped_by_argo(self, name: str) -> bool:
+        """Return True if Argo does not visit a task any more, since it visits only the ancestors of
         unfinished tasks."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(
@@ -232,11 +235,11 @@ class Dag:
 
         for dependency in self.needs[name]:
             node = self.node(dependency)
-            if not node or not fulfilled(node) or not self.table.hooks_completed(node):
+            if not node or not is_fulfilled(node) or not self.table.hooks_completed(node):
                 return None
 
             results: dict[str, bool] = {
-                result: node["phase"] == phase for result, phase in RESULTS.items()
+                result: node["phase"] == phase for result, phase in PHASE_OF_RESULT.items()
             }
             if node["type"] == "TaskGroup":
                 items = node.get("children", [])
@@ -262,7 +265,7 @@ class Dag:
         else:
             for dependency in self.needs[task]:
                 for id in self.table.outbound_nodes(self.table.ids[f"{self.name}.{dependency}"]):
-                    if id not in self.table.nodes:  # the node of an exit hook that could not start
+                    if id not in self.table.nodes:  # an exit hook that could not start has no node
                         return
                     self.table.child(self.table.nodes[id]["name"], name)
 
@@ -312,7 +315,6 @@ class Dag:
 
         for index, member in enumerate(pending_members):
             is_complete = self._run_member(name, task, member, full_name if group else None)
-            # the remaining members wait for a later pass
             if is_complete is None and not self.table.orphaned_pods:
                 unfinished_members += pending_members[index:]
                 break
@@ -329,11 +331,11 @@ class Dag:
         return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Run a task, or one item of a loop. Return True if it and its exit hook completed, None if
-        Argo ends the pass.
+        """Run a task, or one item of a loop. Return True if it and its exit hook completed, and
+        None if Argo would end the pass.
 
-        The node is connected before it starts, as in Argo: a task that cannot start leaves a child
-        id without a node.
+        As in Argo, the node is connected before it starts, so a task that cannot start leaves a
+        child id without a node.
         """
         full_name = f"{self.name}.{member['name']}"
         options = self.options()
@@ -345,7 +347,7 @@ class Dag:
             and node["phase"] not in FULFILLED
             and node["id"] in self.context.started
         ):
-            return fulfilled(node)
+            return is_fulfilled(node)
 
         if not node:
             self.connect(name, full_name, group)
@@ -379,7 +381,7 @@ class Dag:
         if result["type"] == "Retry" and not group:
             return result["phase"] in FULFILLED
 
-        return fulfilled(result)
+        return is_fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
         """Run the exit hook of a completed task. Return True if the hook completed, False if it
@@ -394,7 +396,9 @@ class Dag:
     def assess_phase(self) -> str:
         """Return the phase of the DAG, which follows from the phases of its targets."""
         live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
-        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live_nodes):
+        if any(
+            node and not is_fulfilled(node) and not self._group_phase(node) for node in live_nodes
+        ):
             return "Running"
 
         targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
@@ -406,7 +410,7 @@ class Dag:
             if node is None:
                 return "Running"
 
-            if not fulfilled(node):
+            if not is_fulfilled(node):
                 phase = self._group_phase(node)
                 if not phase:
                     return "Running"
@@ -444,11 +448,11 @@ class Dag:
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """Return the phase of a loop if all started items are fulfilled, else "". The remaining
-        items never start."""
+        """Return the phase of a loop if all started items are fulfilled and the other items never
+        start, else ""."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
-        if not items or any(not item or not fulfilled(item) for item in nodes):
+        if not items or any(not item or not is_fulfilled(item) for item in nodes):
             return ""
         return _loop_phase([self.table.nodes[id] for id in items])
 
@@ -484,7 +488,7 @@ def resolve_references(
 ) -> Task:
     """Return a task or step in which all tags are replaced, except the tags of loop items.
 
-    Raises WhenError, and TemplateError; the message of one about an artifact starts with
+    Raises WhenError, and TemplateError. The message of an error about an artifact starts with
     `message_prefix`.
     """
     values = scope.parameters(context.inputs.globals)
@@ -556,13 +560,12 @@ def execute(
             raise NodeError(str(error)) from None
 
         if outputs:
-            # these outputs are not exported here, because an enclosing DAG exports the outputs of
-            # its tasks
+            # not exported here: the enclosing DAG exports the outputs of its tasks
             node["outputs"] = outputs
 
         admission.try_save_outputs(context, node)
 
-    # this field is not set if the DAG's outputs cannot be resolved
+    # as in Argo, this field is missing if the DAG's outputs cannot be resolved
     node["outboundNodes"] = [
         out
         for target in dag.targets

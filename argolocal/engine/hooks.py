@@ -1,8 +1,8 @@
 """Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
-The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, when its
-expression is first true, which may be during or after its node. Dependents of the node wait for the
-node's hooks. Source: Argo's exit_handler.go and hooks.go.
+The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, as soon
+as its expression is true. Dependents of a node wait for the node's hooks. Source: Argo's
+exit_handler.go and hooks.go.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, fulfilled
+from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, is_fulfilled
 from argolocal.engine.scope import (
     UNRESOLVED_PREFIX,
     Scope,
@@ -50,8 +50,8 @@ def run_workflow_hooks(context: Context) -> bool:
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of a workflow, step or task, or None. The hook's default arguments are
-    the workflow's."""
+    """Return the exit hook of a workflow, step or task, or None. A hook without arguments receives
+    the workflow's arguments."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -60,8 +60,8 @@ def exit_hook(context: Context, caller: Task) -> Task | None:
     return {**hook, "arguments": context.inputs.arguments()}
 
 
-def failures(context: Context) -> str:
-    """Return the value of `workflow.failures` for the exit handler: a JSON list in a JSON
+def dump_failures(context: Context) -> str:
+    """Return the value of `workflow.dump_failures` for the exit handler: a JSON list in a JSON
     string."""
     failed_nodes = [
         {
@@ -83,7 +83,7 @@ def failures(context: Context) -> str:
     else:
         text = "null"
 
-    return to_json(text, ensure_ascii=False)  # Argo passes the list as a quoted JSON string
+    return to_json(text, ensure_ascii=False)
 
 
 def run_conditional_hooks(
@@ -142,7 +142,7 @@ def run_exit_hook(
             context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG)
         )
     finally:
-        context.table.child(node["name"], name)  # connects the node even if the hook cannot start
+        context.table.child(node["name"], name)  # as in Argo, even if the hook could not start
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
@@ -157,12 +157,12 @@ def _run(
         node = context.execute(name, hook, arguments, options)
     except LimitReached as error:  # for a hook, Argo treats a reached limit as an error
         raise NodeError("Max parallelism reached") from error
-    return fulfilled(node)
+    return is_fulfilled(node)
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield node name and fields of a workflow's, step's or task's hooks, except the exit hook.
-    Raises NodeError."""
+    """Yield the node name and the hook for each hook of a workflow, step or task except the exit
+    hook. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT_HOOK:
             continue

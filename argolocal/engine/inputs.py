@@ -1,4 +1,4 @@
-"""Values that replace tags in templates: workflow.* globals, inputs, and outputs with a globalName.
+"""Substitute the tags of templates: workflow.* globals, inputs, and outputs with a globalName.
 
 Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError
-from argolocal.engine.scope import ABSENT_VALUE, MARK
+from argolocal.engine.scope import ABSENT_VALUE, POD_PATH_MARK
 from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
@@ -24,7 +24,7 @@ STRFTIME_LETTERS = "BbmAadHIMSYypZzL"
 
 
 class SubstitutedTemplate(dict[str, Any]):
-    """A template whose tags are all substituted."""
+    """A template that contains no tags any more."""
 
 
 # the fields of a parameter, in the order of Argo's Go struct
@@ -93,15 +93,12 @@ class Inputs:
             }
         )
 
-        values.update(
-            {"scheduledTime": time}
-            if (time := (metadata.get("annotations") or {}).get(SCHEDULED_TIME))
-            else {}
-        )
+        scheduled_time = (metadata.get("annotations") or {}).get(SCHEDULED_TIME)
+        if scheduled_time:
+            values["scheduledTime"] = scheduled_time
 
-        values.update(
-            {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
-        )
+        if spec.get("priority") is not None:
+            values["priority"] = str(spec["priority"])
 
         values.update(
             {
@@ -111,17 +108,15 @@ class Inputs:
             }
         )
 
-        values.update(
-            dict.fromkeys(
-                ("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER_FIELDS)
-            )
-        )
+        parameters_json = gofmt.dump_structs(parameters, PARAMETER_FIELDS)
+        values["parameters"] = parameters_json
+        values["parameters.json"] = parameters_json
 
         for key in ("labels", "annotations"):
-            values.update(
-                dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := metadata.get(key) or {}))
-            )
-            values.update({f"{key}.{name}": text for name, text in value.items()})
+            items = metadata.get(key) or {}
+            values[key] = gofmt.dumps(items)
+            values[f"{key}.json"] = values[key]
+            values.update({f"{key}.{name}": text for name, text in items.items()})
 
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
         values.update(
@@ -139,17 +134,14 @@ class Inputs:
 
                 global_outputs = self.status.setdefault("outputs", {}).setdefault(kind, [])
                 entry = {
-                    **{
-                        k: v
-                        for k, v in output.items()
-                        if k not in ("globalName", "valueFrom", "path")
-                    },
-                    "name": name,
+                    key: value
+                    for key, value in output.items()
+                    if key not in ("globalName", "valueFrom", "path")
                 }
+                entry["name"] = name
 
-                global_outputs[:] = [item for item in global_outputs if item["name"] != name] + [
-                    entry
-                ]
+                other_outputs = [item for item in global_outputs if item["name"] != name]
+                global_outputs[:] = [*other_outputs, entry]
 
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
@@ -205,11 +197,12 @@ class Inputs:
         if value is None:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
 
-        return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
+        bound_parameter = {key: item for key, item in parameter.items() if key != "valueFrom"}
+        return {**bound_parameter, "value": value}
 
     def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
-        """Substitute global and local values, then inputs, whose values may contain tags. Raises
-        NodeError."""
+        """Substitute the global and local values first, then the inputs, because values of inputs
+        may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local_values}
         inputs = template["inputs"]
         outputs = template.get("outputs") or {}
@@ -235,7 +228,7 @@ class Inputs:
         ):
             scope.update(
                 {
-                    f"{kind}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                    f"{kind}.artifacts.{artifact['name']}.path": POD_PATH_MARK + artifact["path"]
                     for artifact in artifacts
                     if artifact.get("path")
                 }
@@ -244,7 +237,7 @@ class Inputs:
         for parameter in outputs.get("parameters") or []:
             path = (parameter.get("valueFrom") or {}).get("path")
             if path:
-                scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
+                scope[f"outputs.parameters.{parameter['name']}.path"] = POD_PATH_MARK + path
 
         text = replace(text, scope)
         if "{{" in text:

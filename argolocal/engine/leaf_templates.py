@@ -1,4 +1,4 @@
-"""Leaf templates: templates that run as a pod or an HTTP request.
+"""Start leaf templates, which run as a pod or an HTTP request.
 
 Source: Argo's operator.go (executeContainer, executeScript) and workflowpod.go.
 """
@@ -128,8 +128,8 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
 def _container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: Options
 ) -> dict[str, str]:
-    """Create the nodes of a containerSet, or reset them after a runner crash. Return {container:
-    node id}."""
+    """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
+    Return {name of a container: node id}."""
     names = {
         container["name"]: f"{node['name']}.{container['name']}"
         for container in template["containerSet"]["containers"]

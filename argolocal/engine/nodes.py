@@ -19,14 +19,15 @@ from argolocal.errors import NodeError, describe
 from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-# number of nodes of a run; Argo's status cannot hold as many nodes, and this runner creates them in
-# about 10 s
+# Maximum number of nodes of a run. Argo's status is too small for as many nodes, and this runner
+# needs about 10 s to create them.
 MAX_NODES = 50_000
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
-def fulfilled(node: Node) -> bool:
-    """Return True if dependents may start: the node completed, or is a running daemon."""
+def is_fulfilled(node: Node) -> bool:
+    """Return True if the dependents of a node may start: it has completed or is a running
+    daemon."""
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
 
 
@@ -35,10 +36,8 @@ class LimitReached(Exception):
 
 
 class ControllerCrash(Exception):
-    """Argo's controller would fail the workflow, because it looks up a child that could not start.
-
-    Also raised for a run with more than MAX_NODES nodes.
-    """
+    """The workflow ends with an error: Argo's controller would look up a node that does not exist,
+    or the run has more than MAX_NODES nodes."""
 
 
 class TimedOut(NodeError):
@@ -47,8 +46,8 @@ class TimedOut(NodeError):
 
 @contextmanager
 def as_node_error() -> Iterator[None]:
-    """Turn an unexpected exception, such as an OSError, into a NodeError: it must fail one node,
-    not end the runner."""
+    """Convert an unexpected exception, such as an OSError, to a NodeError, so that it fails one
+    node and not the runner."""
     try:
         yield
     except (NodeError, LimitReached, ControllerCrash):
@@ -59,8 +58,8 @@ def as_node_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """The action to run the pod of a node. `deadline`: time at which to kill the pod (unix
-    seconds)."""
+    """The action to start the pod of a node. The pod is killed at the `deadline` in unix
+    seconds."""
 
     id: str
     pod: str
@@ -129,7 +128,7 @@ class Options:
 
 
 @lru_cache(65536)
-def fnv32a(name: str) -> int:
+def hash_fnv32a(name: str) -> int:
     """Return the 32-bit FNV-1a hash of a name, which Argo's node ids and pod names contain."""
     value = 0x811C9DC5
     for byte in name.encode():
@@ -138,8 +137,8 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 with milliseconds: local steps are short (Argo stores whole
-    seconds)."""
+    """Convert unix seconds to RFC 3339 with milliseconds. Argo stores whole seconds, but local
+    steps may be shorter."""
     return (
         datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
@@ -152,8 +151,8 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since the last
-    `drain_changes`."""
+    """The nodes of one workflow. `changed_nodes` and `added_children` are the changes since the
+    last call of `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
@@ -184,13 +183,13 @@ class NodeTable:
         for node in self.nodes.values():
             self._count(node, 1)
 
-        # needs_requeue: a node was fulfilled, so walk the templates again
         self.now = 0.0
+        # True: a node was fulfilled, so the scheduler walks the templates again
         self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
-        """Return the changes since the last call: changed nodes, and new children of otherwise
-        unchanged nodes."""
+        """Return the changes since the last call: changed nodes, and new children of other
+        nodes."""
         changed_nodes = self.changed_nodes
         self.changed_nodes = {}
         added_children = self.added_children
@@ -207,13 +206,13 @@ class NodeTable:
     def id(self, name: str) -> str:
         if name == self.name:
             return name
-        return f"{self.name}-{fnv32a(name)}"
+        return f"{self.name}-{hash_fnv32a(name)}"
 
     def pod_name(self, name: str, template: str) -> str:
         prefix = f"{self.name}-{template}" if template else self.name
         if name == self.name:
             return self.name
-        return f"{prefix[:242]}-{fnv32a(name)}"
+        return f"{prefix[:242]}-{hash_fnv32a(name)}"
 
     def get(self, name: str) -> Node | None:
         id = self.ids.get(name)
@@ -250,9 +249,13 @@ class NodeTable:
             "finishedAt": format_time(self.now) if phase in FULFILLED else None,
         }
 
-        node.update({"boundaryID": options.boundary} if options.boundary else {})
-        node.update({"message": message} if message else {})
-        node.update({"nodeFlag": dict(options.flag)} if options.flag else {})
+        if options.boundary:
+            node["boundaryID"] = options.boundary
+        if message:
+            node["message"] = message
+        if options.flag:
+            node["nodeFlag"] = dict(options.flag)
+
         self.nodes[node["id"]] = node
         self._count(node, 1)
         self.ids[name] = node["id"]
@@ -267,7 +270,7 @@ class NodeTable:
     def get_or_create(
         self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
     ) -> Node:
-        """Return node `name`, which is created with the template's inputs if it does not exist."""
+        """Return node `name`. A node that does not exist is created with the template's inputs."""
         node = self.get(name)
         if not node:
             node = self.create(name, type, phase, caller, options)
@@ -313,8 +316,8 @@ class NodeTable:
             self.added_children.setdefault(node["id"], []).append(id)
 
     def outbound_nodes(self, id: str) -> list[str]:
-        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises
-        ControllerCrash."""
+        """Return the outbound nodes of node `id`: its last descendants, which become the parents of
+        the nodes that follow it. Raises ControllerCrash."""
         if id not in self.nodes:
             raise ControllerCrash("was unable to obtain node")
 
@@ -395,11 +398,11 @@ class NodeTable:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
             if node["phase"] in FAILED:
                 state = "failed"
+            elif node["phase"] in FULFILLED:
+                state = "completed"
             else:
-                if node["phase"] in FULFILLED:
-                    state = "completed"
-                else:
-                    state = "active"
+                state = "active"
+
             self.child_counts[boundary, state] += change
 
 

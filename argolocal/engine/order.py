@@ -1,11 +1,10 @@
-"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can
-change.
+"""Visit the tasks of a DAG in Argo's order, but only the tasks that can change.
 
-    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # see VisitResult for the result
-    of `visit`
+    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # `visit` returns a VisitResult
 
-On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task
-with unfinished dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
+On every pass, Argo visits the ancestors of each target, then the target. A completed task, or a
+task with unfinished dependencies, cannot change, so a pass here takes O(running tasks), not
+O(tasks).
 """
 
 import re
@@ -23,8 +22,8 @@ BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
 class Order:
-    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks: `when` may
-    skip them."""
+    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks, because
+    their `when` may skip them."""
 
     def __init__(
         self,
@@ -34,7 +33,8 @@ class Order:
     ) -> None:
         self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
-        self.eager_tasks, self.passed_tasks = eager_tasks, set[str]()
+        self.eager_tasks = eager_tasks
+        self.passed_tasks = set[str]()  # tasks whose dependents may start
         self.unfinished_counts = {name: len(needs[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
 
@@ -116,7 +116,7 @@ class Order:
 
 
 def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
-    """Return `names` and their ancestors, each task after its dependencies."""
+    """Return `names` and their ancestors in topological order."""
     ordered_names: dict[str, None] = {}
 
     for target in names:
@@ -145,11 +145,11 @@ def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -
     return list(ordered_names)
 
 
-def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """Return the dependencies of `task`, and its `depends` as an expression that calls them t0, t1,
-    ...
+def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+    """Return the dependencies of `task`, and its `depends` as an expression in which the
+    dependencies are t0, t1, ...
 
-    Tasks with dependencies of the same form thus share one expression, which is parsed once.
+    With these aliases, many tasks have the same expression, which is parsed only once.
     """
     aliases: dict[str, str] = {}
 

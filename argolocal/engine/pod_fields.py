@@ -1,5 +1,5 @@
-"""The fields of a pod that come from the workflow. Their names are checked when the pod starts, as
-by the API server.
+"""Add the fields of the workflow's spec that apply to all pods. Names in these fields are checked
+when the pod starts, as by the API server.
 
 Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
 """
@@ -10,15 +10,14 @@ from typing import Any
 from argolocal.engine.nodes import NodeError
 from argolocal.language.substitute import Scope, substitute
 
-# field of a template → field of the workflow's spec that is used if the template does not have the
-# field
-INHERITED = {
+# field of a template → field of the workflow's spec with its default
+SPEC_FIELD_OF_TEMPLATE_FIELD = {
     "nodeSelector": "nodeSelector",
     "serviceAccountName": "serviceAccountName",
     "priorityClassName": "podPriorityClassName",
     "schedulerName": "schedulerName",
 }
-METADATA = ("labels", "annotations")
+METADATA_FIELDS = ("labels", "annotations")
 
 
 def add_workflow_fields(
@@ -26,14 +25,14 @@ def add_workflow_fields(
 ) -> dict[str, Any]:
     """Return the template with the fields of a pod that the workflow's spec sets for all pods.
     Raises NodeError."""
-    names = {*INHERITED.values(), "podMetadata", "hostAliases"} & spec.keys()
+    names = {*SPEC_FIELD_OF_TEMPLATE_FIELD.values(), "podMetadata", "hostAliases"} & spec.keys()
     if not names:
         return template
 
     pod_fields = substitute({name: spec[name] for name in names}, scope)
     added = {
         field: pod_fields[name]
-        for field, name in INHERITED.items()
+        for field, name in SPEC_FIELD_OF_TEMPLATE_FIELD.items()
         if pod_fields.get(name) and not template.get(field)
     }
 
@@ -52,10 +51,12 @@ def add_workflow_fields(
 def _merge_metadata(shared: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a pod; the values of its template win."""
     if not isinstance(shared, dict) or not all(
-        isinstance(shared.get(key) or {}, dict) for key in METADATA
+        isinstance(shared.get(key) or {}, dict) for key in METADATA_FIELDS
     ):
         raise NodeError("spec.podMetadata must be an object with labels and annotations")
     return {
         **metadata,
-        **{key: {**(shared.get(key) or {}), **(metadata.get(key) or {})} for key in METADATA},
+        **{
+            key: {**(shared.get(key) or {}), **(metadata.get(key) or {})} for key in METADATA_FIELDS
+        },
     }

@@ -1,7 +1,6 @@
-"""Retry nodes: their attempts, the decision after each failed attempt, and the defaults of
-templates.
+"""Execute Retry nodes: start attempts, and decide after each failed attempt.
 
-The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit,
+The decision follows Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit,
 expression. Therefore a failure that the policy does not retry still waits for one backoff, and a
 strategy without a limit never waits. Source: Argo's operator.go executeTemplate,
 processNodeRetries, mergedTemplateDefaultsInto.
@@ -34,8 +33,8 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class Decision:
-    """Either the final `phase` of the node, or another attempt from `start_at` until `deadline`
-    (unix seconds)."""
+    """Either the final `phase` of the node, or a further attempt that starts at `start_at` and ends
+    by `deadline`, both in unix seconds."""
 
     phase: str = ""
     message: str = ""
@@ -62,7 +61,8 @@ def execute(
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
 
-    for _ in range(2):  # the second round is for an attempt that ends immediately
+    # after an attempt that ends immediately, the second iteration starts the next attempt
+    for _ in range(2):
         attempts = table.attempts(parent)
         if attempt_node:
             try:
@@ -156,7 +156,8 @@ def _execute_attempt(
         table.child(parent["name"], attempt)
 
     if child and child.get("daemoned") and not parent.get("daemoned"):
-        parent["daemoned"] = table.needs_requeue = True
+        parent["daemoned"] = True
+        table.needs_requeue = True
         context.daemons[parent["id"]] = None
         table.changed_nodes[parent["id"]] = None
 
@@ -166,8 +167,8 @@ def _execute_attempt(
 def decide(
     context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
 ) -> Decision:
-    """Decide how to continue after an attempt. Raises ExprError, ValueError: the caller marks the
-    node as Error."""
+    """Decide how to continue after an attempt. Raises ExprError and ValueError for an invalid
+    strategy."""
     last_attempt = attempts[-1]
     now = context.table.now
 
@@ -228,8 +229,8 @@ def policy(strategy: dict[str, Any]) -> str:
 
 
 def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
-    """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), at most
-    cap."""
+    """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), limited
+    by `cap`."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = gofmt.parse_seconds(str(backoff["duration"]))
@@ -241,15 +242,16 @@ def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
     return wait
 
 
-def parse_int(value: Any) -> int:
+def parse_int(value: object) -> int:
     """Parse an integer of the manifest. Raises ValueError with Argo's message."""
-    if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
-        raise ValueError(f"value '{value}' cannot be resolved to an int")
-    return int(value)
+    text = str(value)
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(f"value '{text}' cannot be resolved to an int")
+    return int(text)
 
 
 def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0") -> dict[str, str]:
-    """Return the variables lastRetry.* of the next attempt as strings: "0" or "" before the first
+    """Return the values of the tags lastRetry.* for the next attempt: "0" or "" before the first
     attempt."""
     if last_attempt is None:
         return {
@@ -277,8 +279,8 @@ def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0"
 
 
 def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """Return the template merged over `templateDefaults`, except defaults for other template
-    types."""
+    """Return the template merged over `templateDefaults`, without the defaults that belong to other
+    template types."""
     if not defaults:
         return template
     types = {kind for kind in TEMPLATE_TYPES if kind in template}

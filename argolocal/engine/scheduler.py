@@ -1,11 +1,11 @@
-"""The state machine of a workflow: (nodes, events, now) → (nodes, actions), without a clock and
-without I/O.
+"""The state machine of a workflow: (nodes, events, now) → (nodes, actions). It has neither clock
+nor I/O.
 
-    scheduler = Scheduler(workflow, status={})
-    actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
+    scheduler = Scheduler(workflow, status={})    # `status` is Argo's WorkflowStatus as plain data
+    actions = scheduler.advance(now, events)
 
-Each call walks the templates from the entrypoint and compares them with the nodes in `status`, as
-Argo's controller does, so a run can resume from a status on disk.
+As in Argo's controller, each call walks the templates from the entrypoint and compares them with
+the nodes in `status`. Therefore a run can resume from a status on disk.
 Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
 """
 
@@ -47,14 +47,14 @@ WORKFLOW_PHASES = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler(Context):
-    """One workflow; `advance` executes all that can be executed now."""
+    """The state machine of one workflow."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Apply the events and return the actions to take; `wake` is then the time of the next
-        call.
+        """Apply the events, advance all nodes as far as possible, and return the actions to take.
+        Afterwards, `wake` is the time of the next call.
 
-        An unexpected exception fails the node that is being executed or else the workflow, as in
-        Argo's `operate`.
+        As in Argo's `operate`, an unexpected exception fails the node that is being executed, or
+        else the workflow.
         """
         self.table.now = now
         self.wake = None
@@ -122,8 +122,7 @@ class Scheduler(Context):
             self.wake_at(self.deadline)
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a dead runner's pod that its parent does not restart, because the parent has
-        completed."""
+        """Restart a pod of a dead runner whose parent has completed and so does not restart it."""
         retries = (
             retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
@@ -149,7 +148,7 @@ class Scheduler(Context):
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
-            # a daemon is not progress: it ends only when the template that started it completes
+            # a daemon does not count: it ends only when the template that started it completes
             bool(self.table.active_pods - self.daemons.keys() - excluding)
             or self.wake is not None
             or any(
@@ -251,7 +250,7 @@ class Scheduler(Context):
         phase: str = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
-            self.inputs.globals["workflow.failures"] = hooks.failures(self)
+            self.inputs.globals["workflow.failures"] = hooks.dump_failures(self)
         if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED:
             return
 
@@ -292,7 +291,9 @@ class Scheduler(Context):
         options: Options,
         is_attempt: bool = False,
     ) -> Node:
-        self.depth += not is_attempt
+        if not is_attempt:
+            self.depth += 1
+
         try:
             if self.depth >= MAX_DEPTH:
                 return self.table.error(name, caller, options, TOO_DEEP_MESSAGE)
@@ -300,10 +301,11 @@ class Scheduler(Context):
         except (NodeError, LimitReached, ControllerCrash):
             raise
         except Exception as error:
-            # the node ends as after an error of its pod, so exit handlers and retries run
+            # end the node as after an error of its pod, so that exit handlers and retries run
             return self.table.error(name, caller, options, describe(error))
         finally:
-            self.depth -= not is_attempt
+            if not is_attempt:
+                self.depth -= 1
 
     def _execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool
@@ -388,7 +390,8 @@ class Scheduler(Context):
             if kind in template:
                 try:
                     return module.execute(self, name, caller, template, options)
-                finally:  # daemons of the template end even after an error
+                finally:
+                    # the daemons of the template end even after an error
                     node = self.table.get(name)
                     if node and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])

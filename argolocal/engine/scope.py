@@ -1,7 +1,8 @@
-"""The tags available to a step or task: inputs of its template, workflow outputs, preceding steps
-or ancestor tasks.
+"""The values of the tags that a step or task may use: inputs of its template, workflow outputs, and
+outputs of preceding steps or ancestor tasks.
 
-A value is a string, None (the output of a skipped step without a default), or an artifact (a dict).
+A value is a string, an artifact (a dict), or None for the output of a skipped step without a
+default.
 Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
 """
 
@@ -18,21 +19,21 @@ from argolocal.manifest.types import Node, Template
 # start of Argo's error messages about arguments of steps and hooks
 UNRESOLVED_PREFIX = "unable to resolve references: "
 ABSENT_VALUE = "__argo__internal__absent-optional"
-# start of a path that replaces a tag: the executor moves such paths below the pod's root
-MARK = "\ue000"
+# prefix of a path that replaces a tag; the executor moves such paths below the pod's root
+POD_PATH_MARK = "\ue000"
 
 
 class Scope(dict[str, Any]):
     """Maps tags to values."""
 
-    def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
-        """Return the values that are a string or None; `globals` has the values of further tags."""
-        return Texts(self, globals or {})
+    def parameters(self, globals: Mapping[str, str] | None = None) -> "StringValues":
+        """Return the values that are a string or None, and all values of `globals`."""
+        return StringValues(self, globals or {})
 
 
-class Texts(Mapping[str, str | None]):
-    """The string values of a scope, which are not copied: a step may use only one or two of a
-    thousand tags."""
+class StringValues(Mapping[str, str | None]):
+    """A view of the string values of a scope. It copies nothing, because a step may use only one or
+    two of a thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope = scope
@@ -90,8 +91,8 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """Add the tags `KIND.NAME.*` (kind: tasks or steps) of a node, or of the last attempt of a
-    Retry node."""
+    """Add the tags `KIND.NAME.*` of a node, or of the last attempt of a Retry node. `kind` is tasks
+    or steps."""
     node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
@@ -113,9 +114,9 @@ def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -
     add_outputs(scope, prefix, outputs)
 
 
-def reject_inline(caller: Mapping[str, Any]) -> None:
-    """Raise ValueError for an inline template: Argo looks up the template of a completed loop by
-    name."""
+def reject_inline_template(caller: Mapping[str, Any]) -> None:
+    """Raise ValueError if `caller`, a completed loop, has an inline template, since Argo looks up
+    the template of a completed loop by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
@@ -123,8 +124,7 @@ def reject_inline(caller: Mapping[str, Any]) -> None:
 def add_outputs(
     scope: Scope, prefix: str, outputs: Mapping[str, Any], default: str | None = None
 ) -> None:
-    """Add the tags PREFIX.outputs.parameters.* and .artifacts.*; a hook can read no other outputs
-    of its node."""
+    """Add the tags PREFIX.outputs.parameters.* and PREFIX.outputs.artifacts.*."""
     for parameter in outputs.get("parameters") or []:
         value = parameter.get("value", default)
         if value is not None:
@@ -201,8 +201,8 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Mark arguments that consist of one tag without a value as absent, so that the input's default
-    applies."""
+    """Mark each argument that consists of one tag whose value is None as absent, so that the
+    input's default applies."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
@@ -221,8 +221,8 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
 def resolve_artifact(
     scope: Scope, artifact: dict[str, Any], message_prefix: str = ""
 ) -> dict[str, Any] | None:
-    """Return the artifact that `from` or `fromExpression` refers to, or None if that is missing and
-    optional.
+    """Return the artifact that `from` or `fromExpression` refers to, or None if an optional
+    artifact is missing.
 
     Raises TemplateError, whose message starts with `message_prefix`.
     """
@@ -274,9 +274,9 @@ def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
 
     for parameter in declared_outputs.get("parameters") or []:
         value = _output_value(parameter, scope)
-        outputs.setdefault("parameters", []).append(
-            {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
-        )
+        resolved_parameter = {key: item for key, item in parameter.items() if key != "valueFrom"}
+        resolved_parameter["value"] = value
+        outputs.setdefault("parameters", []).append(resolved_parameter)
 
     for artifact in declared_outputs.get("artifacts") or []:
         resolved_artifact = resolve_artifact(

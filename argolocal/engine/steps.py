@@ -1,4 +1,4 @@
-"""Steps templates: groups of steps run in sequence, the steps of a group in parallel.
+"""Execute steps templates: the groups run one after another, and the steps of a group in parallel.
 
 A group completes when all its steps have completed. A group in phase Failed or Error fails the
 template, unless `continueOn` allows it; the template's phase is Failed in both cases. Source:
@@ -15,7 +15,7 @@ from argolocal.engine.nodes import (
     NodeError,
     Options,
     TimedOut,
-    fulfilled,
+    is_fulfilled,
 )
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import Missing, TemplateError
@@ -49,8 +49,8 @@ def execute(
             _connect_group(context, name, previous_group_name, group_name)
 
         previous_group_name = group_name
-        is_fulfilled = group["phase"] in FULFILLED and _children_fulfilled(context, group)
-        if not is_fulfilled and Group(context, group_name, scope, step_options).run(steps):
+        is_done = group["phase"] in FULFILLED and _children_fulfilled(context, group)
+        if not is_done and Group(context, group_name, scope, step_options).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the template
             return node
@@ -89,7 +89,7 @@ def _children_fulfilled(context: Context, node: Node) -> bool:
     children = node.get("children", [])
     return all(
         _children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes
-    ) and (bool(children) or fulfilled(node))
+    ) and (bool(children) or is_fulfilled(node))
 
 
 def _connect_group(context: Context, name: str, previous_group_name: str, group: str) -> None:
@@ -133,7 +133,7 @@ def _add_step_outputs(
         if child["name"].startswith(name + "(") and child["type"] != "Skipped"
     ]
     if items:
-        scopes.reject_inline(step)
+        scopes.reject_inline_template(step)
 
     scopes.add_loop_outputs(scope, "steps", step["name"], items)
     scopes.add_node(context.table, scope, "steps", step["name"], group)
@@ -151,8 +151,8 @@ class Group:
         self.inputs = context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group, and mark the group when it completes. Return True if an exit hook
-        could not run."""
+        """Advance the group, and mark it when it completes. Return True if an exit hook could not
+        run, which blocks the template."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
@@ -184,7 +184,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # a limit is reached, so the following steps cannot start either
+                # the following steps cannot start either
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
@@ -204,7 +204,7 @@ class Group:
             if node:
                 self.table.child(self.name, name)
 
-            unfinished_steps += [] if node and fulfilled(node) else [step]
+            unfinished_steps += [] if node and is_fulfilled(node) else [step]
 
         expansion.pending_members = unfinished_steps
         if not unfinished_steps or any(step.get("hooks") or step.get("onExit") for step in steps):
@@ -272,7 +272,7 @@ class Group:
                 return False
 
             try:
-                if not fulfilled(node):
+                if not is_fulfilled(node):
                     all_completed = False
                 elif has_hooks:
                     all_completed &= hooks.run_exit_hook(

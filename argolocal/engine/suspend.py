@@ -1,6 +1,7 @@
-"""Suspend templates: a node that waits for its duration or for `argolocal resume`.
+"""Execute suspend templates, whose nodes wait for their duration or for `argolocal resume`.
 
-    suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
+    suspended(status)                                   # nodes that wait
+    select_resume_values(status, {"approve": "YES"})    # {node id: {output: value}}
 
 Values fill the outputs with `valueFrom: {supplied: {}}`; an output without a value gets its
 default, or the default of the input with the same name.
@@ -62,9 +63,9 @@ def resume(context: Context, event: Resumed) -> None:
 def suspended(status: Mapping[str, Any]) -> list[Node]:
     """Return the suspended nodes."""
     return [
-        n
-        for n in status.get("nodes", {}).values()
-        if n["type"] == "Suspend" and n["phase"] == "Running"
+        node
+        for node in status.get("nodes", {}).values()
+        if node["type"] == "Suspend" and node["phase"] == "Running"
     ]
 
 
@@ -80,11 +81,11 @@ def resume_hint(name: str, node: Node) -> str:
     )
 
 
-def resume_values(
+def select_resume_values(
     status: Mapping[str, Any], values: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Return {node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and
-    missing values."""
+    """Assign `values` to the outputs of the suspended nodes: {node id: {output: value}}. Raises
+    ConfigError for unknown and missing values."""
     nodes = suspended(status)
 
     expected_sources = {

@@ -18,3 +18,5 @@ DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
 JOB_NAME = "training.kubeflow.org/job-name"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"  # label with the replica type in lower case
+# Source: Kubeflow Trainer 2.3
+TRAINER_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"

@@ -15,6 +15,7 @@ from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PatchError, strategic
 from argolocal.manifest.schema import walk
+from argolocal.manifest.types import Template
 
 DEADLINES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
 CHECKED_FIELDS = (
@@ -26,7 +27,6 @@ CHECKED_FIELDS = (
 )
 CONTAINER_FIELDS = ("env", "resources")
 ARGO_CONTAINERS = ("wait", "init")
-Template = dict[str, Any]
 
 
 def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:

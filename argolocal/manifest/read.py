@@ -198,33 +198,7 @@ def workflow(
 
     Raises ConfigError; with `for_this_machine` also for fields that only a cluster supports.
     """
-    problem = next(shape_errors(manifest), "")
-    if problem:
-        raise ConfigError(f"{problem}.")
-
-    kind = manifest.get("kind")
-    if kind not in WORKFLOW_KINDS:
-        hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
-        raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
-
-    version = manifest.get("apiVersion", API_VERSION)
-    if version != API_VERSION:
-        raise ConfigError(
-            f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}."
-        )
-
-    if for_this_machine:
-        list(walk(manifest, kind, ""))
-
-    for where, value, table in (
-        ("", manifest, kind),
-        ("metadata.", manifest.get("metadata") or {}, "ObjectMeta"),
-    ):
-        for key in value:
-            if key not in TABLES[table]:
-                hint = did_you_mean(str(key), set(TABLES[table]))
-                raise ConfigError(f'"{where}{key}" is not a field of a {kind}.{hint} Remove it.')
-
+    kind = _checked_kind(manifest, for_this_machine)
     created = timestamp(identity.created)
     reference = None
     spec = copy.deepcopy(without_nulls(manifest.get("spec") or {}))
@@ -274,7 +248,45 @@ def workflow(
     stringify_parameters(spec)
     _set_parameters(spec, parameters or {})
     fill_from_config_maps(spec, find)
+    _check_choices(spec)
 
+    return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+
+def _checked_kind(manifest: Mapping[str, Any], for_this_machine: bool) -> str:
+    """Return the kind of a workflow. Raises ConfigError for an object that is not a workflow."""
+    problem = next(shape_errors(manifest), "")
+    if problem:
+        raise ConfigError(f"{problem}.")
+
+    kind = manifest.get("kind")
+    if kind not in WORKFLOW_KINDS:
+        hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
+        raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
+
+    version = manifest.get("apiVersion", API_VERSION)
+    if version != API_VERSION:
+        raise ConfigError(
+            f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}."
+        )
+
+    if for_this_machine:
+        list(walk(manifest, kind, ""))
+
+    for where, value, table in (
+        ("", manifest, kind),
+        ("metadata.", manifest.get("metadata") or {}, "ObjectMeta"),
+    ):
+        for key in value:
+            if key not in TABLES[table]:
+                hint = did_you_mean(str(key), set(TABLES[table]))
+                raise ConfigError(f'"{where}{key}" is not a field of a {kind}.{hint} Remove it.')
+
+    return kind
+
+
+def _check_choices(spec: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a parameter whose value is not one of its choices."""
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
         choices = parameter.get("enum")
         if isinstance(choices, list) and parameter.get("value") not in choices:
@@ -283,8 +295,6 @@ def workflow(
             raise ConfigError(
                 f"the parameter {name} is {value!r}: it must be one of {', '.join(choices)}."
             )
-
-    return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
 def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:

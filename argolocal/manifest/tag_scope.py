@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from argolocal.manifest.object_labels import SCHEDULED_TIME
-
-Data = Mapping[str, Any]
+from argolocal.manifest.types import Data
 
 SCHEDULED_TIME_TAG = f"workflow.annotations.{SCHEDULED_TIME}"
 WORKFLOW_FIELDS = (

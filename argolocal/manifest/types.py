@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # returns the object with a kind and a name
+Data = Mapping[str, Any]  # a part of a manifest that is only read
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
 Template = Object  # an object with one of the TEMPLATE_TYPES in allowed_values.py

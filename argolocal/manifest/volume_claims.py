@@ -7,7 +7,8 @@ Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
 from collections.abc import Mapping
 from typing import Any
 
-Volume = Mapping[str, Any]
+from argolocal.manifest.types import Data
+
 CONTAINERS = ("initContainers", "sidecars")
 GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
@@ -25,7 +26,7 @@ def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def mounted_volumes(
     spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]
-) -> list[Volume]:
+) -> list[Data]:
     """Return the volumes that a template mounts, from its own volumes and the workflow's volumes
     and claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
@@ -37,7 +38,7 @@ def mounted_volumes(
     ]
 
 
-def claims(workflow: Mapping[str, Any]) -> list[Volume]:
+def claims(workflow: Mapping[str, Any]) -> list[Data]:
     """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
     names = [
         claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []

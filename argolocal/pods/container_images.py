@@ -8,6 +8,7 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
+IMAGES_FILE = "images.yaml"  # in the home: the table of the user's images
 # images with programs that every machine has → the command in their Dockerfile
 BASE_IMAGES = {
     "python": ("python3",),

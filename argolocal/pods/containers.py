@@ -12,15 +12,15 @@ from typing import Any
 
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
-from argolocal.pods.container_images import BASE_IMAGES, base_name
+from argolocal.manifest.types import Data
+from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
-Container = Mapping[str, Any]
 
-
-def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
+def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
@@ -34,13 +34,13 @@ def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]
         )
 
 
-def port_number(container: Container, port: int | str) -> int:
+def port_number(container: Data, port: int | str) -> int:
     """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
     numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
     return int(numbers.get(port, port))
 
 
-def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
     """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
@@ -71,7 +71,7 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
             object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
-def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check_images(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine: images are not
     pulled."""
     for path, container in containers_of(template):
@@ -94,12 +94,12 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, which this machine does not have: only "
             f"{', '.join(supported_images)} are supported. Use one of these, map "
-            f"it to a command in {cluster.home / 'images.yaml'} "
+            f"it to a command in {cluster.home / IMAGES_FILE} "
             f"({image}: {{command: [...]}}), or submit the workflow to a cluster."
         )
 
 
-def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
+def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[str]:
     """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of
     Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -120,11 +120,11 @@ def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]
             yield (
                 f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version},"
                 f" not {version[1]}: code for {version[1]} may fail. Set the image's interpreter in"
-                f" {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+                f" {cluster.home / IMAGES_FILE} ({image}: {{python: /path/to/python}})."
             )
 
 
-def _check_program(container: Container, where: str, cluster: Any) -> None:
+def _check_program(container: Data, where: str, cluster: Cluster) -> None:
     image = container.get("image")
     if not image:
         raise ConfigError(f"{where}.image is missing: set it.")
@@ -136,7 +136,7 @@ def _check_program(container: Container, where: str, cluster: Any) -> None:
         )
 
 
-def _check_environment(container: Container, where: str) -> None:
+def _check_environment(container: Data, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
             raise ConfigError(
@@ -145,7 +145,7 @@ def _check_environment(container: Container, where: str) -> None:
             )
 
 
-def _check_mounts(container: Container, where: str) -> None:
+def _check_mounts(container: Data, where: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
         first_index = index_of_path.setdefault(path := mount["mountPath"], index)
@@ -156,7 +156,7 @@ def _check_mounts(container: Container, where: str) -> None:
             )
 
 
-def _check_resources(container: Container, where: str) -> None:
+def _check_resources(container: Data, where: str) -> None:
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     for name, request in (resources.get("requests") or {}).items():

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
+from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
 from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
@@ -65,7 +65,7 @@ class MemoryCgroup:
         for pause in PAUSES_S:
             try:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
-                self.limit_exceeded |= oom_kills(events) > 0
+                self.limit_exceeded |= count_oom_kills(events) > 0
                 self.folder.rmdir()
             except FileNotFoundError:  # `rmdir` has removed the cgroup
                 return

@@ -20,7 +20,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import Start
-from argolocal.engine.scope import MARK
+from argolocal.engine.scope import POD_PATH_MARK
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest.volume_claims import claims
@@ -316,9 +316,9 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
     """Return the template with the marked paths moved below `root`; without `root`, only remove the
     marks."""
     text = to_json(template, ensure_ascii=False)
-    if MARK not in text:
+    if POD_PATH_MARK not in text:
         return template
-    return json.loads(text.replace(MARK, to_json(str(root))[1:-1] if root else ""))
+    return json.loads(text.replace(POD_PATH_MARK, to_json(str(root))[1:-1] if root else ""))
 
 
 def _read_result(stdout: Path) -> Outputs:

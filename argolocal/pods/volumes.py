@@ -14,8 +14,10 @@ from typing import Any
 
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.manifest.schema import walk
-from argolocal.manifest.volume_claims import GC_STRATEGIES, Volume, mounts
+from argolocal.manifest.types import Data
+from argolocal.manifest.volume_claims import GC_STRATEGIES, mounts
 from argolocal.pods import filesystem
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
@@ -31,7 +33,7 @@ class VolumeDirectory:
     read_only: bool = False
 
 
-def delete(cluster: Any, volume: Volume) -> None:
+def delete(cluster: Cluster, volume: Data) -> None:
     """Remove a claim and its contents."""
     shutil.rmtree(
         _claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True
@@ -39,9 +41,9 @@ def delete(cluster: Any, volume: Volume) -> None:
 
 
 def create(
-    volumes: list[Volume],
+    volumes: list[Data],
     folder: Path,
-    cluster: Any,
+    cluster: Cluster,
     field_value: FieldValue,
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
@@ -146,13 +148,13 @@ def bind_mounts(
     return sorted(binds, key=lambda bind: bind[1].count("/"))
 
 
-def _claim_path(cluster: Any, name: str) -> Path:
+def _claim_path(cluster: Cluster, name: str) -> Path:
     object_names.check_object("PersistentVolumeClaim", name)
     return cluster.home / "claims" / name
 
 
 def _files(
-    volume: Volume, cluster: Any, field_value: FieldValue, mode: int = 0o644
+    volume: Data, cluster: Cluster, field_value: FieldValue, mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield path, content and mode of every file of a volume."""
     for kind in READ_ONLY_KINDS:
@@ -177,7 +179,7 @@ def _files(
 
 
 def _keys(
-    kind: str, source: Mapping[str, Any], volume: str, cluster: Any
+    kind: str, source: Mapping[str, Any], volume: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
     name = source.get("secretName") or source["name"]
     kind = "ConfigMap" if kind == "configMap" else "Secret"
@@ -206,7 +208,7 @@ def _keys(
             )
 
 
-def check_without_mounts(volumes: list[Volume], pod: str) -> None:
+def check_without_mounts(volumes: list[Data], pod: str) -> None:
     """Raise ConfigError for a volume whose contents cannot be shown without mount namespaces."""
     for volume in volumes:
         if "emptyDir" not in volume:

@@ -25,7 +25,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
-from argolocal.pods.container_images import BASE_IMAGES, Image, base_name
+from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
@@ -63,7 +63,7 @@ class LocalCluster:
         store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
     ) -> None:
         self.home = (home or homes.current()).resolve()
-        self.images = Image.read_table(self.home / "images.yaml") if images is None else images
+        self.images = Image.read_table(self.home / IMAGES_FILE) if images is None else images
         self._kinds = kinds
         self._stores = store
         self._polled_at = 0.0

@@ -14,6 +14,7 @@ from argolocal.controllers import kubectl_check
 from argolocal.engine import leaf_templates, suspend
 from argolocal.engine.retry import with_defaults
 from argolocal.errors import ConfigError, did_you_mean
+from argolocal.interfaces import Cluster
 from argolocal.language import expr, gofmt, json_path
 from argolocal.language.functions import BUILTINS, PREDICATES, ExprError
 from argolocal.language.sprig import ARGO_FUNCTIONS, SPRIG
@@ -29,7 +30,7 @@ POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 
 
 def check(
-    workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None
+    workflow: dict[str, Any], cluster: Cluster, manifest: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of
     this machine.
@@ -75,7 +76,7 @@ def check(
     return notes
 
 
-def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
+def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError for missing objects that pods would wait for, unless a resource template
     may create them."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
@@ -89,12 +90,12 @@ def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
             )
 
 
-def check_referenced(spec: dict[str, Any], cluster: Any, path: str) -> None:
+def check_referenced(spec: dict[str, Any], cluster: Cluster, path: str) -> None:
     """Check the spec of a referenced WorkflowTemplate as `check` does."""
     _check_templates(spec, cluster, path)
 
 
-def _check_templates(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
+def _check_templates(spec: dict[str, Any], cluster: Cluster, where: str = "spec") -> list[str]:
     """Check all templates of a spec. Return the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
     _check_callers(spec)
@@ -105,7 +106,7 @@ def _check_templates(spec: dict[str, Any], cluster: Any, where: str = "spec") ->
     return ignored
 
 
-def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
+def _check_template(template: dict[str, Any], where: str, cluster: Cluster) -> None:
     template_types = [kind for kind in TEMPLATE_TYPES if kind in template]
     if len(template_types) != 1:
         raise ConfigError(

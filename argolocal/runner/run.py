@@ -46,6 +46,7 @@ from argolocal.runner import preflight
 from argolocal.runner.retry_workflow import reset
 from argolocal.state.journal import (
     DISK_FULL,
+    MANIFEST_FILE,
     Busy,
     DiskFull,
     RunFiles,
@@ -105,7 +106,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
     runs = files.runner() is not None
     if runs or values:
-        nodes = suspend.resume_values(files.load()[0], values)
+        nodes = suspend.select_resume_values(files.load()[0], values)
     else:
         nodes = {}
 
@@ -292,7 +293,7 @@ class LocalRun:
             return []
         self.resume_request = self.files.resume_request.read_text()
         if self.workflow["spec"].pop("suspend", None):
-            write_atomically(self.files.root / "manifest.yaml", to_json(self.workflow, indent=1))
+            write_atomically(self.files.root / MANIFEST_FILE, to_json(self.workflow, indent=1))
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:

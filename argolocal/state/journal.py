@@ -26,6 +26,8 @@ from argolocal.manifest.allowed_values import FULFILLED
 from argolocal.manifest.volume_claims import claims
 
 Status = dict[str, Any]
+MANIFEST_FILE = "manifest.yaml"
+JOURNAL_FILE = "journal.jsonl"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 MAX_FILE_BYTES = 4 << 30  # maximum size of a file of a run that is read
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -82,7 +84,7 @@ class RunFiles:
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
         """Yield the runs of a home. A folder that has not the name of a run is passed over."""
-        for path in (home / "runs").glob("*/manifest.yaml"):
+        for path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
             name = RunName.or_none(path.parent.name)
             if name:
                 yield cls(home, name)
@@ -90,7 +92,7 @@ class RunFiles:
     def create(self, workflow: dict[str, Any]) -> None:
         """Create the directory of a run and lock the run. Raises ConfigError if the run exists
         already."""
-        if (self.root / "manifest.yaml").exists():
+        if (self.root / MANIFEST_FILE).exists():
             raise ConfigError(
                 f'the run "{self.name}" exists already: names are unique. Continue it with'
                 f" `{program.name} resume {self.name}`, remove {self.root}, or use"
@@ -101,7 +103,7 @@ class RunFiles:
             homes.make(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
-            write_atomically(self.root / "manifest.yaml", to_json(workflow, indent=1))
+            write_atomically(self.root / MANIFEST_FILE, to_json(workflow, indent=1))
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -123,14 +125,14 @@ class RunFiles:
         status_fields = {key: value for key, value in status.items() if key != "nodes"}
         entry = {"status": status_fields, "nodes": status["nodes"]}
         try:
-            write_atomically(self.root / "journal.jsonl", _line(entry))
+            write_atomically(self.root / JOURNAL_FILE, _line(entry))
         except OSError as error:
             raise write_error(error, self.root) from error
         self._open()
 
     def workflow(self) -> dict[str, Any]:
         """Return the workflow of this run. Raises ConfigError if the run does not exist."""
-        path = self.root / "manifest.yaml"
+        path = self.root / MANIFEST_FILE
 
         try:
             workflow = json.loads(self._read(path))
@@ -173,7 +175,7 @@ class RunFiles:
         """True if the folder is the run's: a folder of the home, not a link, whose manifest has the
         run's name."""
         is_in_home = self.root.resolve() == (self.home / "runs").resolve() / self.name
-        if not is_in_home or not (self.root / "manifest.yaml").is_file():
+        if not is_in_home or not (self.root / MANIFEST_FILE).is_file():
             return False
         try:
             return self.workflow()["metadata"]["name"] == self.name
@@ -186,7 +188,7 @@ class RunFiles:
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
 
-        path = self.root / "journal.jsonl"
+        path = self.root / JOURNAL_FILE
         if path.exists():
             lines = self._read(path).splitlines(keepends=True)
         else:
@@ -301,13 +303,13 @@ class RunFiles:
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+        self.journal = os.open(self.root / JOURNAL_FILE, flags, 0o644)
 
 
 def run_claims(run: RunFiles) -> list[str]:
     """Return the names of the claims that a run creates from its volumeClaimTemplates; [] for an
     unknown run."""
-    if not (run.root / "manifest.yaml").exists():
+    if not (run.root / MANIFEST_FILE).exists():
         return []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
 
@@ -370,7 +372,7 @@ def write_error(error: OSError, root: Path) -> StateError:
     """Return an error that says why the state of a run cannot be written to `root`, and how to fix
     the cause."""
     if error.errno in DISK_FULL:
-        if (root / "manifest.yaml").exists():
+        if (root / MANIFEST_FILE).exists():
             remedy = (
                 f"then `{program.name} resume {root.name}`, which deletes the files of failed steps"
                 " in pods/ if needed"

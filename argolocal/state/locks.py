@@ -21,6 +21,7 @@ from argolocal.common import object_names
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.engine.nodes import NodeError, format_time, parse_time
+from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
 from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
 
@@ -32,7 +33,7 @@ Lock = tuple[str, int]
 class SharedLocks:
     """The locks that this process holds, and the memoization cache of the home."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.configmap = cluster.configmap
         self.home = cluster.home
         self.held_locks: dict[str, dict[str, int]] = {}  # caller → lock → descriptor

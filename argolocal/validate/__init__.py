@@ -6,7 +6,7 @@ Hera does not report an unknown entrypoint, a misspelt argument or a tag without
 runs some of these workflows. The checks need no cluster, network or Hera.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,13 @@ from argolocal.errors import ConfigError
 from argolocal.manifest import shape
 from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
 from argolocal.manifest.resolve import Find, find_in
+from argolocal.manifest.types import Manifest
 from argolocal.validate import applied_objects, unheeded
 from argolocal.validate.findings import Finding, Findings
 from argolocal.validate.workflow_rules import WorkflowRules
 
 __all__ = ["Finding", "check", "lint", "lint_all", "unheeded_tasks"]
 
-Manifest = Mapping[str, Any]
 Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → its findings
 
 

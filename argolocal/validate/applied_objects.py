@@ -16,8 +16,8 @@ from argolocal.errors import ConfigError
 from argolocal.language import selector
 from argolocal.manifest.object_labels import REPLICA_TYPE
 from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
-from argolocal.manifest.tag_scope import Data
 from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
+from argolocal.manifest.types import Data
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN, find_tagged_texts

@@ -8,7 +8,8 @@ from collections import Counter
 from argolocal.errors import did_you_mean
 from argolocal.language.gofmt import INTEGER, anystring
 from argolocal.manifest import tag_scope
-from argolocal.manifest.tag_scope import PARAMETER_NAME, Data, names
+from argolocal.manifest.tag_scope import PARAMETER_NAME, names
+from argolocal.manifest.types import Data
 from argolocal.validate import tag_rules
 from argolocal.validate.findings import Findings
 

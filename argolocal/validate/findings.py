@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from argolocal.common.wording import one_line
+from argolocal.common.wording import first_names, one_line
 from argolocal.errors import did_you_mean
 
 MAX_HINTS = 50
@@ -57,12 +57,8 @@ class Findings:
         if suggestion or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
         names = sorted(set(choices))
-        if len(names) > MAX_NAMES:
-            others = f" and {len(names) - MAX_NAMES} more"
-        else:
-            others = ""
         if names:
-            return f" Available: {', '.join(names[:MAX_NAMES])}{others}."
+            return f" Available: {first_names(names, MAX_NAMES)}."
         return " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from argolocal.manifest.resolve import all_templates
-from argolocal.manifest.tag_scope import Data, Names, global_outputs
+from argolocal.manifest.tag_scope import Names, global_outputs
+from argolocal.manifest.types import Data
 
 ANY_OUTPUT = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
 MISSING_TEMPLATE: Data = {}  # stands for a template that is not in the manifest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 
 from argolocal.manifest.loops import has_loop
-from argolocal.manifest.tag_scope import Data
+from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
 
 TASK_RESULTS = (

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from argolocal.common.object_names import LABEL
-from argolocal.manifest.tag_scope import Data
+from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN
 

@@ -5,7 +5,7 @@ Source: workflow/metrics/util.go.
 
 import re
 
-from argolocal.manifest.tag_scope import Data
+from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
 
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

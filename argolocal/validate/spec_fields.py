@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 from argolocal.manifest import tag_scope
 from argolocal.manifest.tag_scope import Names, Nodes, Scope
+from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
-from argolocal.validate.workflow_facts import Manifest, WorkflowFacts
+from argolocal.validate.workflow_facts import WorkflowFacts
 
 # fields that are copied into each pod, where the inputs of the pod's template have a value
 POD_FIELDS = (

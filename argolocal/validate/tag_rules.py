@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.common.wording import cut
 from argolocal.language import expr
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import TAG
@@ -80,7 +81,7 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
                 and not (is_first_word or is_part)
                 and not _has_value(tag, name, scope)
             ):
-                message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
+                message = f"{{{{{cut(tag)}}}}}: {_unknown_message(findings, name, scope)}"
                 findings.add(path, "tag", message, use.is_fatal(tag, name))
 
             is_variable = tag.startswith("=") and "." not in name
@@ -89,11 +90,11 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
                     f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean'
                     f' "{correct_name}"?'
                 )
-                findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
+                findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 
             if RETRY_TAG.fullmatch(name) and not use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
-                findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}}: {message}")
+                findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 
 
 def _correct_first_word(name: str) -> str:
@@ -134,14 +135,8 @@ def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[s
     tagged_texts = [(where, text) for where, text in texts(value, path) if "{{" in text]
     for where, text in tagged_texts:
         if "{{" in TAG.sub("", text):
-            findings.add(where, "tag", f'"{shorten(text)}" has a {{{{ without }}}}: close the tag.')
+            findings.add(where, "tag", f'"{cut(text)}" has a {{{{ without }}}}: close the tag.')
     return tagged_texts
-
-
-def shorten(text: str) -> str:
-    if len(text) <= 60:
-        return text
-    return text[:57] + "..."
 
 
 def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
@@ -177,5 +172,5 @@ def _names_in(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
     try:
         return expr.identifiers(tag[1:])
     except ExprError as error:
-        findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}} cannot be parsed: {error}.")
+        findings.warn(path, "tag", f"{{{{{cut(tag)}}}}} cannot be parsed: {error}.")
         return ()

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argolocal.manifest.tag_scope import Data, names, texts
+from argolocal.manifest.tag_scope import names, texts
+from argolocal.manifest.types import Data
 from argolocal.validate import graph
 from argolocal.validate.findings import Findings
 

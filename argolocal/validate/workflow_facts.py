@@ -2,7 +2,6 @@
 values are used."""
 
 import re
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,10 +9,9 @@ from argolocal.language.substitute import TAG
 from argolocal.manifest import object_labels as argo_names
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.tag_scope import Names, names
+from argolocal.manifest.types import Manifest
 from argolocal.validate.findings import Findings
 from argolocal.validate.global_outputs import GlobalOutputs
-
-Manifest = Mapping[str, Any]
 
 # kinds that do not require an entrypoint
 TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")

@@ -13,6 +13,7 @@ from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.allowed_values import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
 from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
+from argolocal.manifest.types import Manifest
 from argolocal.validate import (
     applied_objects,
     arguments,
@@ -24,7 +25,7 @@ from argolocal.validate import (
     unheeded,
 )
 from argolocal.validate.tag_rules import Use
-from argolocal.validate.workflow_facts import TEMPLATE_KINDS, Manifest, WorkflowFacts, reads_input
+from argolocal.validate.workflow_facts import TEMPLATE_KINDS, WorkflowFacts, reads_input
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")

@@ -18,8 +18,8 @@ from typing import Any, Protocol, TextIO
 
 from argolocal.common import causes
 from argolocal.common.json_text import to_json
-from argolocal.common.terminal import with_controls
-from argolocal.common.wording import duration, visible
+from argolocal.common.terminal import without_escapes
+from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.summary import (
     FINISHED,
@@ -154,7 +154,7 @@ class Lines:
                 elif row.phase != self.printed_phases.get(row.name):
                     self.printed_phases[row.name] = row.phase
                     if row.phase in FINISHED and row.seconds:
-                        duration_text = f" in {duration(row.seconds)}"
+                        duration_text = f" in {format_duration(row.seconds)}"
                     else:
                         duration_text = ""
 
@@ -220,7 +220,7 @@ class Tree:
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of the failure
         self.began = time.time()
-        self.console = Console(file=with_controls(out), highlight=False)
+        self.console = Console(file=without_escapes(out), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
     def __call__(self, status: Status) -> None:
@@ -238,7 +238,7 @@ class Tree:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        elapsed = duration(time.time() - self.began)
+        elapsed = format_duration(time.time() - self.began)
 
         table.add_row(
             Text(self.name, "bold"),
@@ -254,7 +254,7 @@ class Tree:
             if row.phase in NOT_RUN_PHASES:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
             else:
-                table.add_row(step, Text(duration(row.seconds), "dim"), note)
+                table.add_row(step, Text(format_duration(row.seconds), "dim"), note)
 
         return table
 
@@ -270,7 +270,7 @@ def cause_of(row: Step, progress: ProgressOf) -> str:
     """Return the cause of a failure on one line: the error of the step's job, or the step's
     message."""
     error = progress(row) if JOB_FAILED in row.message else ""
-    return " ".join((error or causes.plain(row.message)).split())[:MAX_CAUSE_LENGTH]
+    return " ".join((error or causes.extract_cause(row.message)).split())[:MAX_CAUSE_LENGTH]
 
 
 def task_of(row: Step) -> str:

@@ -17,6 +17,7 @@ from argolocal.common.interrupts import StopSignals
 from argolocal.common.json_text import to_json
 from argolocal.engine import suspend
 from argolocal.errors import ArgolocalError, ConfigError, say
+from argolocal.interfaces import Cluster
 from argolocal.language.substitute import TAG
 from argolocal.manifest.shape import shape_errors
 from argolocal.pods.containers import python_version_warnings
@@ -73,7 +74,7 @@ def load_run(
     return LocalRun.old(name, cluster)
 
 
-def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
+def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
     use."""
     if any(shape_errors(manifest)):

@@ -14,11 +14,11 @@ from typing import Any, TextIO
 from argolocal.common import causes, program
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive
-from argolocal.common.wording import duration, one_line, visible
+from argolocal.common.wording import format_duration, one_line, visible
 from argolocal.engine.suspend import suspended
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import MANIFEST_FILE, RunFiles
 from argolocal.view import display, summary
 from argolocal.view.summary import (
     FINISHED,
@@ -35,7 +35,7 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 def names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
-    files = [run.root / "manifest.yaml" for run in RunFiles.all(home)]
+    files = [run.root / MANIFEST_FILE for run in RunFiles.all(home)]
     return [
         path.parent.name
         for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -122,8 +122,8 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
         {
             "step": "  " * row.depth + row.label,
             "phase": row.phase,
-            "took": duration(row.seconds),
-            "message": " ".join(causes.plain(row.message).split())[:80],
+            "took": format_duration(row.seconds),
+            "message": " ".join(causes.extract_cause(row.message).split())[:80],
         }
         for row in (steps(name, status) if rows is None else rows)
     ]
@@ -217,8 +217,8 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
     return {
         "run": name,
         "phase": phase,
-        "age": duration(time.time() - timestamp(created)) if created else "",
-        "took": duration(timestamp(end) - timestamp(start)) if start and end else "",
+        "age": format_duration(time.time() - timestamp(created)) if created else "",
+        "took": format_duration(timestamp(end) - timestamp(start)) if start and end else "",
     }
 
 

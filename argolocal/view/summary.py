@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import causes
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.manifest.allowed_values import FAILED, FULFILLED
 
@@ -162,7 +162,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
 def _root_message(row: Step, status: Status) -> str:
     """Return why a retried step failed: the message of its process, not of the node that counts the
     attempts."""
-    return causes.root_message(
+    return causes.find_root_message(
         row.message, [str(node.get("message") or "") for node in _attempts(status, row)]
     )
 
@@ -238,12 +238,12 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
     message = run_message(name, status)
     if message:
-        result["message"] = causes.plain(message)
+        result["message"] = causes.extract_cause(message)
 
     result.update(facts)
     result["steps"] = [
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds")}
-        | {"message": causes.plain(row.message)}
+        | {"message": causes.extract_cause(row.message)}
         for row in leaves(steps(name, status))
     ]
     return result | {"warnings": warnings((status.get("nodes") or {}).values())}
@@ -341,7 +341,7 @@ def log_tail(text: str, lines: int) -> list[str]:
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome of a run: one line per fact, then the duration, and the warnings."""
-    elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    elapsed = format_duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [
         ("warning", text) for text in named_warnings((status.get("nodes") or {}).values())
     ]
@@ -369,11 +369,11 @@ def failure(
     ]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = str((row and row.message) or run_message(name, status))
-    cause = runner_error or last_error(log) or causes.plain(message)
+    cause = runner_error or last_error(log) or causes.extract_cause(message)
 
     # the rest of the message, such as a termination message; the message of a failed job only
     # repeats its log
-    if causes.plain(message) != message:
+    if causes.extract_cause(message) != message:
         details = ""
     else:
         details = message.replace(cause, "").rstrip(": ")

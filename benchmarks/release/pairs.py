@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.loop import free_port
 from rekindle import tracking
+from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
-from rekindle.object_labels import INSTANCE_LABEL
 from rekindle.release import promotion
 from rekindle.storage import NotFound, Store
 

@@ -69,7 +69,7 @@ def run_sweep(
 
 def training_seconds(study: Study) -> float:
     """Return the time of all trainings of a sweep, in seconds."""
-    return 3600 * study.hours()
+    return 3600 * study.read_hours()
 
 
 def overhead(
@@ -112,7 +112,7 @@ def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
     """Return the figures that compare a sweep with halving with a sweep without it."""
     trials = study.trials()
     all_trials = study_without_halving.trials()
-    chosen = study.winner().number
+    chosen = study.find_winner().number
     order = sorted(
         (t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number)
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from rekindle.gate import Metric
 from rekindle.sections import Section
-from rekindle.training.group.tree import share
+from rekindle.training.group.tree import rank_leaves
 from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import DataConfig
 
@@ -62,7 +62,7 @@ class Turns:
         """Handle the start of a micro-batch of Rekindle: after a block of steps, the other loops
         take their turns."""
         step, leaf = divmod(
-            self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank))
+            self.calls, len(rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
         )
         self.calls += 1
 
@@ -158,7 +158,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
     config = turns.inputs
     sampler = Sampler(SAMPLES, config.batch_size, config.virtual_workers, config.seed)
-    leaves = share(config.virtual_workers, turns.size, turns.rank)
+    leaves = rank_leaves(config.virtual_workers, turns.size, turns.rank)
 
     def parts() -> tuple[Any, Any]:
         torch.manual_seed(0)
@@ -172,7 +172,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
             for step in range(steps):
                 optimizer.zero_grad()
                 for leaf in leaves:
-                    value = loss(net, data.select(sampler.indices(step, leaf)))
+                    value = loss(net, data.select(sampler.sample_indices(step, leaf)))
                     value.backward()
                     if item:
                         value.item()
@@ -193,7 +193,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
                 optimizer.zero_grad()
                 for leaf in leaves:
                     with wrapped.no_sync() if leaf != leaves[-1] else nullcontext():
-                        loss(wrapped, data.select(sampler.indices(step, leaf))).backward()
+                        loss(wrapped, data.select(sampler.sample_indices(step, leaf))).backward()
                 optimizer.step()
 
         return make

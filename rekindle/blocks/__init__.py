@@ -23,15 +23,15 @@ The modules `jobs`, `serving`, `resource` and `volume` have functions that retur
 as plain data, with their conditions of success and failure.
 """
 
-from argolocal import exports
+from argolocal import lazy_exports
 
 # Names are imported on first use: a config needs `settings`, but not Hera, which is slow to import.
 # module → its public names, as in __init__.pyi
-NAMES = {
+PUBLIC_NAMES = {
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe.training": ("prepare", "train", "choose"),
     "recipe.release": ("evaluate", "release", "deploy", "verify", "ship", "decide"),
     "recipe.other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }
-__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__, __getattr__, __dir__ = lazy_exports(__name__, PUBLIC_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

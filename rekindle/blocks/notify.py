@@ -6,7 +6,8 @@ from hera.workflows import DAG, Container, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.pod_settings import environment
-from rekindle.release.watch.notification import SECRET, NotifyConfig
+from rekindle.kubernetes_names import NOTIFY_SECRET
+from rekindle.release.watch.notification import NotifyConfig
 from rekindle.step import to_text
 
 NOTIFY = "steps.monitoring.notify"
@@ -20,7 +21,9 @@ def notification(
 
     The inputs of the task are the fields of `config`, and `inputs`.
     """
-    notify.env_from = [m.EnvFromSource.model_validate(source) for source in environment(SECRET)]
+    notify.env_from = [
+        m.EnvFromSource.model_validate(source) for source in environment(NOTIFY_SECRET)
+    ]
     arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)
 
     with DAG(name=name) as dag:

@@ -8,23 +8,28 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from argolocal.manifest.object_labels import WORKFLOW
-from rekindle.object_labels import NAME_LABEL, PART_OF_REKINDLE
-from rekindle.release.serve_config import TOKENS
+from rekindle.kubernetes_names import (
+    CONFIG_MAP,
+    NAME_LABEL,
+    PART_OF_REKINDLE,
+    POD_IP,
+    REKINDLE_GRACE,
+    REKINDLE_IMAGE,
+    REKINDLE_NOTICE,
+    REKINDLE_TOKEN,
+    STORE_SECRET,
+    TOKEN_SECRET,
+)
 
 if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
     from rekindle.release.serve_config import ServeConfig
 
-Manifest = dict[str, Any]
+Manifest = dict[str, Any]  # an object, or a part of one, that a block builds
 
-CONFIG_MAP = "rekindle"
-SECRET = "rekindle-s3"
-# Secret with keys of the object store that can only read releases
-SERVING_SECRET = "rekindle-serving"
-TOKEN_SECRET = "rekindle-token"  # Secret with the tokens of clients of model servers
 USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
-POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+POD_ADDRESS = [{"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {
     "runAsNonRoot": True,
     "runAsUser": USER_ID,
@@ -52,7 +57,7 @@ OF_WORKFLOW = {WORKFLOW: "{{workflow.name}}"}
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
-def environment(secret: str = SECRET) -> list[Manifest]:
+def environment(secret: str = STORE_SECRET) -> list[Manifest]:
     """Return the sources of addresses and keys; without the Secret, pods use the cloud role of
     their account (IAM)."""
     return [
@@ -63,23 +68,23 @@ def environment(secret: str = SECRET) -> list[Manifest]:
 
 def token(serve: "ServeConfig") -> list[Manifest]:
     """Return the variable with the tokens that a model server accepts."""
-    reference = {"name": TOKEN_SECRET, "key": TOKENS}
+    reference = {"name": TOKEN_SECRET, "key": REKINDLE_TOKEN}
     if serve.token:
-        return [{"name": TOKENS, "valueFrom": {"secretKeyRef": reference}}]
+        return [{"name": REKINDLE_TOKEN, "valueFrom": {"secretKeyRef": reference}}]
     return []
 
 
 def image_digest(image: str) -> list[Manifest]:
     """Return the variable that tells a pod its image, if the image is pinned by digest."""
     if "@" in image:
-        return [{"name": "REKINDLE_IMAGE", "value": image}]
+        return [{"name": REKINDLE_IMAGE, "value": image}]
     return []
 
 
 def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
     """Return the environment variables for the end of a worker: grace period, and source of the
     cloud's notices."""
-    variables = {"REKINDLE_GRACE": str(pod.grace_seconds), "REKINDLE_NOTICE": pod.notice}
+    variables = {REKINDLE_GRACE: str(pod.grace_seconds), REKINDLE_NOTICE: pod.notice}
     return [{"name": name, "value": value} for name, value in variables.items() if value]
 
 
@@ -113,7 +118,7 @@ def container(name: str, pod: "PodConfig", args: list[str], **container_fields: 
         "imagePullPolicy": "IfNotPresent",
         "command": ["python"],
         "args": args,
-        "env": POD_IP,
+        "env": POD_ADDRESS,
         "envFrom": environment(),
         "resources": resources(pod),
         "securityContext": CONTAINER_SECURITY,

@@ -89,7 +89,8 @@ class References:
         refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
 
     def _let_group_depend_on(self, group: Scope, name: str) -> None:
-        assert group.outer and group.task
+        assert group.outer
+        assert group.task
         task = group.task
         outer = group.outer
         if name == task.name:

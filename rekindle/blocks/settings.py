@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 
 from rekindle.blocks.presets import find, merge_mappings, presets
+from rekindle.kubernetes_names import SERVING_ACCOUNT
 from rekindle.sections import Section
 
 CPU = r"^(\d+(\.\d+)?|\d+m)?$"
@@ -183,7 +184,7 @@ class ClusterConfig(Section):
         "default", description="ServiceAccount of training pods; no token is mounted"
     )
     serving_account: str = Field(
-        "rekindle-serving", description="ServiceAccount of model servers; no token is mounted"
+        SERVING_ACCOUNT, description="ServiceAccount of model servers; no token is mounted"
     )
     presets: dict[str, PodConfig] = Field(
         default_factory=dict, description="your own presets, by name"

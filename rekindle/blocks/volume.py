@@ -9,8 +9,8 @@ costs a download; it never holds results.
 from typing import Any
 
 from rekindle.blocks.pod_settings import Manifest
+from rekindle.kubernetes_names import REKINDLE_CACHE
 
-CACHE = "REKINDLE_CACHE"  # copied from rekindle/training/local_dataset.py, which is slow to import
 CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write to
 
 
@@ -44,7 +44,7 @@ def mount_cache(pod: Manifest, claim: str) -> Manifest:
         return pod
 
     [main] = pod["containers"]
-    main["env"] = [*main["env"], {"name": CACHE, "value": CACHE_PATH}]
+    main["env"] = [*main["env"], {"name": REKINDLE_CACHE, "value": CACHE_PATH}]
     main["volumeMounts"] = [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]
 
     cache = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}

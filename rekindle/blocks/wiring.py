@@ -12,8 +12,9 @@ import hera
 from hera.workflows import Artifact, Task
 from pydantic import BaseModel
 
+from argolocal.common.wording import cut
 from rekindle.blocks.dependencies import Dependencies, parse
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import MAX_VALUE_CHARS, ConfigError, did_you_mean
 from rekindle.keys import CACHED, REUSED_MODELS, cached
 
 ENGINE_PATHS = (
@@ -26,7 +27,6 @@ ENGINE_PATHS = (
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
 # key of a mapping that can be a part of a JSONPath in an expression
 KEY = re.compile(r"[\w@%+:/-]+")
-MAX_VALUE_CHARS = 100  # maximum number of characters of a value in a message
 # line of the task that is checked now, see `blame`
 LINE: ContextVar[str] = ContextVar("line", default="")
 
@@ -387,9 +387,7 @@ def describe(value: object) -> str:
 
     text = " ".join(repr(value).split())
     if isinstance(value, str):
-        if len(text) <= MAX_VALUE_CHARS:
-            return text
-        return f"{text[:MAX_VALUE_CHARS]} .."
+        return cut(text, MAX_VALUE_CHARS)
 
     if isinstance(value, BaseModel) or len(text) > MAX_VALUE_CHARS:
         return f"a {type(value).__name__}"

@@ -22,13 +22,13 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.content.hashes import linked_files_below
+from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names that contain the version
-IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
 def image_digest(image: str) -> str:
@@ -40,8 +40,8 @@ def image_digest(image: str) -> str:
 def identity(modules: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
     `modules`."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and (
-        digest := image_digest(os.environ.get(IMAGE, ""))
+    if os.environ.get(KUBERNETES_SERVICE_HOST) and (
+        digest := image_digest(os.environ.get(REKINDLE_IMAGE, ""))
     ):
         return digest
     return _digest(tuple(sorted(set(modules))), tuple(project.search_path()))

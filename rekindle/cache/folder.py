@@ -4,16 +4,14 @@ import os
 import tempfile
 from pathlib import Path
 
-from argolocal.common.files import make_own
+from argolocal.common.files import make_owned
 from rekindle.errors import RekindleError
-
-# environment variable with the directory for datasets; its disk must have enough space
-CACHE = "REKINDLE_CACHE"
+from rekindle.kubernetes_names import REKINDLE_CACHE
 
 
 def cache_folder() -> Path:
     """Return the directory for datasets and results of checks. Raises RekindleError."""
-    directory = os.environ.get(CACHE)
+    directory = os.environ.get(REKINDLE_CACHE)
     if directory:
         return Path(directory)
     return own_folder()
@@ -24,10 +22,10 @@ def own_folder() -> Path:
     RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
-        make_own(directory)
+        make_owned(directory)
     except OSError as error:
         raise RekindleError(
-            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another"
-            " directory."
+            f"cannot store datasets in {directory} ({error.strerror}): set {REKINDLE_CACHE} to"
+            " another directory."
         ) from error
     return directory

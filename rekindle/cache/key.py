@@ -11,6 +11,7 @@ from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
 from rekindle.content.hashes import linked_files_below
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import S3_ENDPOINT_URL
 from rekindle.names import parse_s3_address, split_address
 from rekindle.step import StepInputs, is_artifact, load, to_text
 
@@ -33,7 +34,7 @@ OpenBucket = Callable[[str], "Store"]
 def _open_bucket(name: str) -> "Store":
     from rekindle.storage import Store
 
-    return Store(name, os.environ.get("S3_ENDPOINT_URL") or None)
+    return Store(name, os.environ.get(S3_ENDPOINT_URL) or None)
 
 
 def facts(

@@ -26,10 +26,11 @@ from rekindle.cache.key import (
     facts_without_data,
     key,
 )
-from rekindle.documents import parse_object
+from rekindle.documents import Document, parse_object
+from rekindle.documents import parse as parse_document
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
-from rekindle.names import TaskReference
+from rekindle.names import TaskReference, show
 from rekindle.step import Step, StepInputs, is_artifact, load, parse
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ COMMANDS = {
 }
 # name of a task in the parameter CACHED, in an expression
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
+CACHED_SOURCE = f"the parameter `{CACHED}`"  # for messages
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 
@@ -149,7 +151,8 @@ def cached_parameter(
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Map each task that a run skipped to the earlier run and task whose outputs it reused."""
-    rows = (row for row in _cached_rows(_parameters(manifest)).values() if isinstance(row, dict))
+    values = parse_object(_parameters(manifest).get(CACHED) or "{}", CACHED_SOURCE)
+    rows = (row for row in values.values() if isinstance(row, dict))
     references = {str(row.get("task")): TaskReference.or_none(row.get("at")) for row in rows}
     return {task: reference for task, reference in references.items() if reference}
 
@@ -160,8 +163,25 @@ def has_reuse(manifest: Mapping[str, Any]) -> bool:
 
 
 def _cached_rows(parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the workflow parameter CACHED, by task. Raises InvalidDocument."""
-    return parse_object(parameters.get(CACHED) or "{}", f"the parameter `{CACHED}`")
+    return parse_cached(parameters.get(CACHED) or "{}")
+
+
+class CachedRow(Document):
+    """A row of the workflow parameter CACHED: a task, and the RUN/TASK whose outputs it reuses, or
+    ""."""
+
+    task: str
+    at: str
+
+
+def parse_cached(text: str) -> dict[str, Any]:
+    """Return the workflow parameter CACHED: the rows of the tasks, and texts. Raises
+    InvalidDocument."""
+    values = parse_object(text, CACHED_SOURCE)
+    for name, value in values.items():
+        if isinstance(value, dict):
+            parse_document(CachedRow, to_json(value), f"{show(name)} in {CACHED_SOURCE}")
+    return values
 
 
 def _spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,11 +199,8 @@ def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
             row = cached.get(cached_name(task["name"]))
-            if (
-                row
-                and not (isinstance(row, dict) and row["at"])
-                and task.get("template") in templates
-            ):
+            is_open = isinstance(row, dict) and not row["at"]
+            if is_open and task.get("template") in templates:
                 yield task
 
 

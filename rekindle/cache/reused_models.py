@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common.json_text import to_json
 from rekindle.cache import lookup
 from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.content.weights import WEIGHTS
+from rekindle.documents import MODEL_FILE
 from rekindle.errors import say
 from rekindle.keys import CACHED, CURVE, MODEL, cached_name
+from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FILES = ("model.safetensors", CURVE, "model.json")  # the last file marks the training as complete
+FILES = (WEIGHTS, CURVE, MODEL_FILE)  # the last file marks the training as complete
 # object below RUN/TASK that names the run and task whose outputs were reused
 REUSED_FROM = "cached"
 
@@ -85,7 +88,7 @@ def _look_up(
     # other parameters may have other values in this run than in the manifest: inputs with these
     # values stay unknown
     arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
-    on_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
+    on_cluster = KUBERNETES_SERVICE_HOST in os.environ
 
     return lookup.look_up(
         {"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True

@@ -25,6 +25,7 @@ from rekindle.cache.key import (
 from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
 from rekindle.errors import DataError, StorageError, say
 from rekindle.keys import REUSED_MODELS
+from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_text, write_outputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def execute(
     """Reuse cached outputs or, without a usable cache, run the step like
     `rekindle.step.execute`."""
     task = getattr(options, "entry", "")  # RUN/TASK
-    if not task or not os.environ.get("S3_BUCKET"):
+    if not task or not os.environ.get(S3_BUCKET):
         return step.execute(module, inputs, targets, options)
 
     from rekindle.storage import Store

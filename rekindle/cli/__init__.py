@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.output import exit_code
+from argolocal.cli.output import run_command
 from rekindle import project
 from rekindle.blocks.manifest import variables
 
@@ -25,7 +25,7 @@ from rekindle.project import user_exceptions
 
 def main() -> int:
     """Run a command; returns its exit code."""
-    return exit_code(_main)
+    return run_command(_main)
 
 
 def _main() -> Any:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.options import File, output_option, pairs_of, parameters_option
+from argolocal.cli.options import NonEmptyPath, output_option, parameters_option, parse_pairs
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
@@ -106,7 +106,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
 
 
 @command
-@click.argument("configs", nargs=-1, type=File())
+@click.argument("configs", nargs=-1, type=NonEmptyPath())
 @click.option(
     "--set", "sets", multiple=True, metavar="A.B=C", help="Value to override in each config."
 )
@@ -115,7 +115,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
     "manifests",
     multiple=True,
     metavar="FILE",
-    type=File(),
+    type=NonEmptyPath(),
     help="File or folder with Argo or Kubernetes objects (YAML or JSON).",
 )
 @output_option("text", "json")
@@ -192,7 +192,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     from rekindle.training.rehearsal import rehearse
     from rekindle.view.rehearsal_report import text
 
-    for name in pairs_of(source.parameters).keys() - {SCHEDULED}:
+    for name in parse_pairs(source.parameters).keys() - {SCHEDULED}:
         raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED}.")
 
     config = source.load().config
@@ -234,7 +234,7 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     result = forecast.forecast(
         forecast.Sources(homes.path() if cluster else homes.current(), cluster),
         manifests.main,
-        pairs_of(source.parameters),
+        parse_pairs(source.parameters),
         manifests.other_objects,
         not no_cache,
     )

@@ -2,7 +2,7 @@
 
 import click
 
-from argolocal.cli.options import Number, output_option
+from argolocal.cli.options import FiniteNumber, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle import project
@@ -24,7 +24,7 @@ def demo() -> None:
 )
 @click.option(
     "--seconds-between",
-    type=Number(0),
+    type=FiniteNumber(0),
     default=3,
     show_default=True,
     help="Time between attacks, in seconds.",

@@ -2,7 +2,7 @@
 
 import click
 
-from argolocal.cli.group import CONTEXT, Commands
+from argolocal.cli.group import CONTEXT_SETTINGS, Commands
 
 # sections of `rekindle --help`, each with its commands
 SECTIONS = {
@@ -36,7 +36,7 @@ SECTIONS = {
 }
 
 
-@click.group(cls=Commands, sections=SECTIONS, context_settings=CONTEXT)
+@click.group(cls=Commands, sections=SECTIONS, context_settings=CONTEXT_SETTINGS)
 @click.version_option(
     package_name="rekindle", message="rekindle %(version)s", help="Show the version."
 )

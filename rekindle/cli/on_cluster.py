@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import Name, Run, output_option, pairs_of
-from argolocal.cli.output import errors_as_json, print_result
+from argolocal.cli.options import NonEmptyName, RunNameParam, output_option, parse_pairs
+from argolocal.cli.output import print_errors_as_json, print_result
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
 from rekindle.cli.options import (
@@ -67,7 +67,7 @@ def submit(
     from rekindle.cluster.argo_server import ArgoServer
     from rekindle.operations import cached_results
 
-    with errors_as_json(as_json):
+    with print_errors_as_json(as_json):
         manifests = source.manifests()
         _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
         for manifest in manifests.other_objects:
@@ -82,7 +82,7 @@ def submit(
             namespace = cluster.namespace
 
         values = cached_results.add_cached_on_cluster(
-            manifests.main, pairs_of(source.parameters), not no_cache
+            manifests.main, parse_pairs(source.parameters), not no_cache
         )
         workflow = workflows.submission(manifests.main, values, namespace)
 
@@ -206,7 +206,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=NonEmptyName())
 @click.option(
     "-w",
     "--watch",
@@ -238,7 +238,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=NonEmptyName())
 @cluster_options
 @output_option("text", "json")
 def unschedule(name: str, target: Target, as_json: bool) -> None:
@@ -263,7 +263,7 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Run())
+@click.argument("name", type=RunNameParam())
 @cluster_options
 @click.option(
     "--cluster",

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import File, parameters_option
-from argolocal.cli.output import options_of
+from argolocal.cli.options import NonEmptyPath, parameters_option
+from argolocal.cli.output import long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 
@@ -49,7 +49,7 @@ def configured(function: Any) -> Any:
     set_option = click.option(
         "--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override."
     )
-    return click.argument("config", required=False, type=File())(set_option(command))
+    return click.argument("config", required=False, type=NonEmptyPath())(set_option(command))
 
 
 def manifest_options(function: Any) -> Any:
@@ -58,7 +58,7 @@ def manifest_options(function: Any) -> Any:
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a"
         " folder with all objects that it needs."
     )
-    manifest = click.option("--manifest", metavar="FILE", type=File(), help=help_text)
+    manifest = click.option("--manifest", metavar="FILE", type=NonEmptyPath(), help=help_text)
     return manifest(parameters_option("Workflow parameter.")(function))
 
 
@@ -105,7 +105,7 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
             keys.setdefault(inner, f"{section}.{inner}")
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    options = options_of(error.ctx) if error.ctx else []
+    options = long_options(error.ctx) if error.ctx else []
 
     is_misspelt_option = bool(get_close_matches(error.option_name, options, n=1, cutoff=SIMILAR))
     if name not in keys and not is_misspelt_option:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argolocal.cli.options import Number, output_option, pairs_of
+from argolocal.cli.options import FiniteNumber, output_option, parse_pairs
 from rekindle.cli.group import commands
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks
@@ -91,8 +91,8 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side \\
         --field-manager=rekindle -f -
     """
-    from rekindle.blocks.pod_settings import SERVING_SECRET
     from rekindle.cluster import platform as objects
+    from rekindle.kubernetes_names import SERVING_SECRET
 
     if operator:
         _refuse_other_flags("operator", "namespace")
@@ -100,7 +100,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         return
 
     requested_platform = objects.Platform(
-        namespace or "rekindle", images=pairs_of(images), **settings
+        namespace or "rekindle", images=parse_pairs(images), **settings
     )
     click.echo(objects.text(objects.render(requested_platform)), nl=False)
 
@@ -133,7 +133,7 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 @cluster_options
 @click.option(
     "--wait",
-    type=Number(1),
+    type=FiniteNumber(1),
     metavar="SECONDS",
     help="Time to wait for the images of a pod (default: 180).",
 )

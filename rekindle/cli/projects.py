@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from argolocal.cli.options import File
+from argolocal.cli.options import NonEmptyPath
 from rekindle.cli.group import command, commands
 from rekindle.project.template import create
 
@@ -30,7 +30,7 @@ def step(module: str, flags: tuple[str, ...]) -> int:
 
 
 @command
-@click.argument("folder", metavar="NAME", type=File())
+@click.argument("folder", metavar="NAME", type=NonEmptyPath())
 @click.option(
     "--workload", type=click.Choice(["only"]), help="Create only one workload and its config."
 )

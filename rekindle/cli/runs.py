@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from argolocal import cli as local
-from argolocal.cli.options import Run, ask_option, output_option, pairs_of, parameters_option
+from argolocal.cli.options import (
+    RunNameParam,
+    ask_option,
+    output_option,
+    parameters_option,
+    parse_pairs,
+)
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import exit_codes, homes
 from argolocal.common.homes import current as home
@@ -58,7 +64,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
         workflow = manifests.main_for_this_machine()
         values = cached_results.add_cached(
-            home(), workflow, pairs_of(source.parameters), not no_cache
+            home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
         # notes on manifests that Rekindle rendered would only be noise
@@ -88,7 +94,7 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @parameters_option("Value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
@@ -124,7 +130,7 @@ def resume(
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline = pipeline_display.load_run(home(), name, pairs_of(parameters), as_json)
+        pipeline = pipeline_display.load_run(home(), name, parse_pairs(parameters), as_json)
         if not pipeline:
             return 0
 
@@ -133,7 +139,7 @@ def resume(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.option(
     "-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster."
 )
@@ -182,7 +188,7 @@ def status(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
@@ -227,7 +233,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
 @output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -250,7 +256,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
 @output_option("text", "json")
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
@@ -275,7 +281,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Run())
+@click.argument("name", type=RunNameParam())
 @click.argument("workers", type=click.IntRange(min=1))
 @click.option(
     "--task",

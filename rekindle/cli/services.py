@@ -8,8 +8,14 @@ from pathlib import Path
 import click
 
 from argolocal import cli as local
-from argolocal.cli.group import for_program
-from argolocal.cli.options import File, Name, Number, Run, output_option
+from argolocal.cli.group import copy_for_program
+from argolocal.cli.options import (
+    FiniteNumber,
+    NonEmptyName,
+    NonEmptyPath,
+    RunNameParam,
+    output_option,
+)
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
@@ -17,9 +23,10 @@ from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, S3_ENDPOINT_URL, STORE_SECRET
 from rekindle.names import ModelName
 
-commands.add_command(for_program(local.trust, "rekindle"))
+commands.add_command(copy_for_program(local.trust, "rekindle"))
 
 
 @command
@@ -39,7 +46,9 @@ def down(as_json: bool) -> None:
 @click.option(
     "--keep-runs", type=click.IntRange(0), help="Number of ended runs of each pipeline to keep."
 )
-@click.option("--keep-days", type=Number(0), help="Number of days to keep a run after its end.")
+@click.option(
+    "--keep-days", type=FiniteNumber(0), help="Number of days to keep a run after its end."
+)
 @click.option(
     "--keep-releases",
     type=click.IntRange(0),
@@ -121,7 +130,7 @@ def list_entries(as_json: bool) -> None:
 )
 @click.option(
     "--days",
-    type=Number(0),
+    type=FiniteNumber(0),
     default=90.0,
     show_default=True,
     help="Maximum age of an entry, in days.",
@@ -151,11 +160,11 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 
 
 @command
-@click.argument("name", type=Name())
+@click.argument("name", type=NonEmptyName())
 @click.argument("version", required=False, type=click.IntRange(1))
 @click.option(
     "--seconds",
-    type=Number(0),
+    type=FiniteNumber(0),
     default=120.0,
     show_default=True,
     help="Seconds to wait for the servers.",
@@ -191,7 +200,7 @@ def rollback(
 
 
 @command
-@click.argument("name", required=False, type=Run())
+@click.argument("name", required=False, type=RunNameParam())
 @click.option(
     "--open/--no-open", "open_browser", default=False, help="Open the address in a browser."
 )
@@ -209,7 +218,7 @@ def ui(name: str | None, open_browser: bool) -> None:
     from rekindle.local.cluster import LocalCluster
 
     services = LocalCluster(home()).services
-    external_mlflow = os.environ.get("MLFLOW_TRACKING_URI")
+    external_mlflow = os.environ.get(MLFLOW_TRACKING_URI)
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
     page = tracking.page(name or "")
     url = page if external_mlflow else services.login_page(page)
@@ -234,16 +243,16 @@ def env(as_json: bool) -> None:
     from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home())
-    variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
+    variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
     # MLflow's client fetches models directly from the object store
-    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]
+    variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     print_result(as_json, variables, text)
 
 
 @command
-@click.argument("path", type=File())
+@click.argument("path", type=NonEmptyPath())
 @click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
 @output_option("text", "json")
 def put(path: Path, uri: str | None, as_json: bool) -> None:
@@ -264,12 +273,12 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 
 
 @command
-@click.argument("name", type=Run())
-@click.argument("artifact", required=False, type=Name())
+@click.argument("name", type=RunNameParam())
+@click.argument("artifact", required=False, type=NonEmptyName())
 @click.option(
     "--to",
     "target",
-    type=File(),
+    type=NonEmptyPath(),
     metavar="PATH",
     help="Path of the copy (default: the artifact's name).",
 )

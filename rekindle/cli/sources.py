@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import pairs_of
+from argolocal.cli.options import parse_pairs
 from rekindle.errors import say
 
 
@@ -90,7 +90,7 @@ class Source:
         from rekindle.blocks.manifest.provenance import SCHEDULED
         from rekindle.step import parse_time
 
-        text = pairs_of(self.parameters).get(SCHEDULED, "")
+        text = parse_pairs(self.parameters).get(SCHEDULED, "")
         parse_time(text)
         return text
 

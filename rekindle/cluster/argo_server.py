@@ -9,9 +9,9 @@ The class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `ar
 import os
 from typing import Any
 
-from argolocal.common.environment import header_text
+from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
-from rekindle.cluster.kubernetes_api import Object
+from argolocal.manifest.types import Object
 from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user
 from rekindle.names import PathName
@@ -37,7 +37,7 @@ class ArgoServer:
 
         token = os.environ.get("ARGO_TOKEN", "").strip()
         if token:
-            header_text(token, "ARGO_TOKEN")
+            require_header_text(token, "ARGO_TOKEN")
             self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
 
     @classmethod

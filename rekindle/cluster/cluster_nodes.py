@@ -4,9 +4,10 @@ free resources."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
-from rekindle.training.cost.pod_requests import GIB, Pod, number, of_spec
+from rekindle.cluster.kubernetes_api import Cluster, Resource
+from rekindle.training.cost.pod_requests import GIB, Pod, parse_quantity, read_pod
 
 NODES = Resource("v1", "nodes", namespaced=False)
 ALL_PODS = Resource("v1", "pods", namespaced=False)
@@ -119,8 +120,8 @@ def excess(needed: Mapping[str, float], available: Mapping[str, float]) -> list[
     ]
 
 
-def amounts(texts: Mapping[str, object]) -> dict[str, float]:
-    return {name: number(text) for name, text in texts.items()}
+def amounts(texts: Mapping[str, str | float]) -> dict[str, float]:
+    return {name: parse_quantity(text) for name, text in texts.items()}
 
 
 def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
@@ -134,7 +135,7 @@ def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
     result: dict[str, dict[str, float]] = {}
     for pod in filter(_uses_its_node, pods):
         requested = result.setdefault(pod["spec"]["nodeName"], {})
-        for name, value in of_spec(pod["spec"]).requests.items():
+        for name, value in read_pod(pod["spec"]).requests.items():
             requested[name] = requested.get(name, 0.0) + value
 
     return result

@@ -1,14 +1,16 @@
 """Objects that commands change on a cluster."""
 
 from argolocal.common.object_names import LABEL_VALUE
+from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Resource
 from rekindle.errors import Conflict
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 
 KINDS = {
     "Deployment": Resource("apps/v1", "deployments"),
-    "PyTorchJob": Resource("kubeflow.org/v1", "pytorchjobs"),
+    "PyTorchJob": Resource(JOB_VERSION, "pytorchjobs"),
     "Service": SERVICES,
     "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
 }

@@ -4,9 +4,10 @@ on it."""
 import re
 from typing import Any
 
+from argolocal.manifest.types import Object
 from rekindle.blocks.presets import presets
 from rekindle.errors import ConfigError
-from rekindle.release.rollback import Object, Objects
+from rekindle.release.rollback import Objects
 
 REPLICAS_FIELD = "pytorchReplicaSpecs"
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.manifest.allowed_values import API_VERSION
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
 from rekindle.names import PathName
 
-Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
 WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
@@ -50,9 +51,9 @@ class Resource:
         return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, last, subresource)))
 
 
-WORKFLOWS = Resource("argoproj.io/v1alpha1", "workflows")
-TEMPLATES = Resource("argoproj.io/v1alpha1", "workflowtemplates")
-CRONS = Resource("argoproj.io/v1alpha1", "cronworkflows")
+WORKFLOWS = Resource(API_VERSION, "workflows")
+TEMPLATES = Resource(API_VERSION, "workflowtemplates")
+CRONS = Resource(API_VERSION, "cronworkflows")
 PODS = Resource("v1", "pods")
 SERVICES = Resource("v1", "services")
 

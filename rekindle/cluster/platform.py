@@ -18,9 +18,14 @@ import yaml
 from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
 from rekindle.blocks.manifest.render import order_keys, to_yaml
-from rekindle.blocks.pod_settings import SECRET, Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import (
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    NAME_LABEL,
+    STORE_SECRET,
+)
 
 REQUIRED_FILES = ("namespace", "accounts", "addresses", "network")
 COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
@@ -33,7 +38,7 @@ IMAGES = {
     ),
 }
 CLUSTER_WIDE_KINDS = ("Namespace",)
-KEY_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+KEY_NAMES = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 BUCKET = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
@@ -177,7 +182,9 @@ def text(objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, objects))
 
 
-def secret_command(namespace: str, name: str = SECRET, keys: Iterable[str] = KEY_NAMES) -> str:
+def secret_command(
+    namespace: str, name: str = STORE_SECRET, keys: Iterable[str] = KEY_NAMES
+) -> str:
     """Return the command to create a Secret; it keeps the values out of process lists and the
     shell's history."""
     lines = " and ".join(f"{key}=..." for key in keys)
@@ -268,8 +275,8 @@ def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
     if platform.iam:
         return repository | {"useSDKCreds": True}
 
-    keys = {"accessKeySecret": "AWS_ACCESS_KEY_ID", "secretKeySecret": "AWS_SECRET_ACCESS_KEY"}
-    return repository | {field: {"name": SECRET, "key": key} for field, key in keys.items()}
+    keys = {"accessKeySecret": AWS_ACCESS_KEY_ID, "secretKeySecret": AWS_SECRET_ACCESS_KEY}
+    return repository | {field: {"name": STORE_SECRET, "key": key} for field, key in keys.items()}
 
 
 def _remove_secret(objects: list[Manifest]) -> None:
@@ -277,7 +284,9 @@ def _remove_secret(objects: list[Manifest]) -> None:
     for spec in _pod_specs(objects):
         for container in spec["containers"]:
             container["envFrom"] = [
-                e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET
+                e
+                for e in container["envFrom"]
+                if e.get("secretRef", {}).get("name") != STORE_SECRET
             ]
 
 

@@ -7,11 +7,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from argolocal.manifest.object_labels import WORKFLOW
+from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
-from rekindle.object_labels import PART_OF_REKINDLE
+from rekindle.cluster.kubernetes_api import PODS, Cluster
+from rekindle.kubernetes_names import PART_OF_REKINDLE
 
 PULL_FAILURE_REASONS = (
     *(

@@ -7,8 +7,9 @@
 Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
 """
 
+from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 
 VERSIONS = ("v1beta2", "v1beta1")
 

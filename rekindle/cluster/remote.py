@@ -1,28 +1,30 @@
 """Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted
 afterwards.
 
-answers = run_module(cluster, workflow, "rekindle.view.explain", ...)
+answer = ask(cluster, workflow, Answer, "rekindle.view.explain", ...)
 """
 
-from typing import Any
-
 from argolocal.common.checked_names import show
-from argolocal.common.json_text import loads
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import pod_runner
-from rekindle.cluster.kubernetes_api import Cluster, Object
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.workflows import spec_of
+from rekindle.documents import D, validate
 from rekindle.errors import RekindleError
 
 REMEDY = "Check that the image has this version of Rekindle."
 POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
-def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
+def run_module(
+    cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str
+) -> list[D]:
     """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints,
-    one per line.
+    one per line, as documents of the type `model`.
 
-    Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
+    Raises ApiError, RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or prints
+    another object.
     """
     image = _image_of(workflow)
     subject = f"the pod of image {image}, which reads the object store,"
@@ -45,24 +47,23 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
         reason = lines[-1].strip() if lines else "no output"
         raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
 
-    return [_record(subject, line) for line in lines if line.startswith("{")]
+    return [_parse(model, subject, line) for line in lines if line.startswith("{")]
 
 
-def ask(cluster: Cluster, workflow: Object, module: str, *args: str) -> Any:
+def ask(cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str) -> D:
     """Return the last JSON object that `run_module` returns. Raises ApiError, RekindleError."""
-    records = run_module(cluster, workflow, module, *args)
+    records = run_module(cluster, workflow, model, module, *args)
     if not records:
         raise RekindleError(f"the pod that runs {module} printed no result. {REMEDY}")
     return records[-1]
 
 
-def _record(subject: str, line: str) -> Any:
-    """Return the JSON object that a pod has printed. Raises RekindleError."""
+def _parse(model: type[D], subject: str, line: str) -> D:
     try:
-        return loads(line)
+        return validate(model, line)
     except ValueError as error:
         raise RekindleError(
-            f"{subject} printed {show(line)}, which is not JSON ({error}). {REMEDY}"
+            f"{subject} printed {show(line)}, which is malformed: {error}. {REMEDY}"
         ) from None
 
 

@@ -11,14 +11,14 @@ ContainerStateWaiting; Argo 3.7, NodeStatus.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
+from argolocal.manifest.types import Data, Object
 from rekindle.cluster import queue
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import PODS, Cluster, Resource
 from rekindle.cluster.workflows import spec_of
-from rekindle.object_labels import INSTANCE_LABEL
+from rekindle.kubernetes_names import INSTANCE_LABEL
 
 EVENTS = Resource("v1", "events")
 # reasons of events of controllers that could not create a pod
@@ -26,7 +26,6 @@ REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
 # states of a container that starts; Kueue and Argo show these, too
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
-Node = Mapping[str, Any]
 
 
 def add_waiting(cluster: Cluster, workflow: Object) -> Object:
@@ -52,7 +51,7 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     job_pods = [pod for pod in pods if not _annotation(pod, NODE_ID)]
     tasks = [_task(node) for node in active_nodes]
 
-    changes: dict[str, Node] = {}
+    changes: dict[str, Data] = {}
 
     for node in active_nodes:
         own_reason = waiting_reason(own_pods.get(node["id"], {}))
@@ -80,7 +79,7 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     return _changed(workflow, changes)
 
 
-def waiting_reason(pod: Node) -> str:
+def waiting_reason(pod: Data) -> str:
     """Return `REASON: MESSAGE` for a pod that waits, in one line, or ""."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
@@ -99,12 +98,12 @@ def waiting_reason(pod: Node) -> str:
     return ""
 
 
-def _reason(state: Node) -> str:
+def _reason(state: Data) -> str:
     message = " ".join(str(state.get("message") or "").split())
     return ": ".join(text for text in (state.get("reason"), message) if text)
 
 
-def _describe(pods: list[Object]) -> Node:
+def _describe(pods: list[Object]) -> Data:
     """Return the fields of a step with these pods."""
     reasons = [reason for reason in map(waiting_reason, pods) if reason]
     if not reasons:
@@ -115,7 +114,7 @@ def _describe(pods: list[Object]) -> Node:
     return {"phase": "Pending", "message": reasons[0]}
 
 
-def _changed(workflow: Object, changes: Mapping[str, Node]) -> Object:
+def _changed(workflow: Object, changes: Mapping[str, Data]) -> Object:
     status = workflow["status"]
     nodes = {id: {**node, **changes.get(id, {})} for id, node in status["nodes"].items()}
 
@@ -170,7 +169,7 @@ def _list(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object
         return []
 
 
-def _applies_object(workflow: Object, node: Node) -> bool:
+def _applies_object(workflow: Object, node: Data) -> bool:
     templates = spec_of(workflow).get("templates") or []
     return any(
         template["name"] == node.get("templateName") and "resource" in template
@@ -178,7 +177,7 @@ def _applies_object(workflow: Object, node: Node) -> bool:
     )
 
 
-def _task(node: Node) -> str:
+def _task(node: Data) -> str:
     """Return the name of the task of a node, without the number of its attempt."""
     return re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node["name"])).rpartition(".")[2]
 
@@ -190,7 +189,7 @@ def _task_of(run: str, pod: str, tasks: Iterable[str]) -> str:
     return max(names, key=len, default="")
 
 
-def _server(node: Node) -> str:
+def _server(node: Data) -> str:
     """Return the name of the Deployment that a step starts or waits for."""
     parameters = (node.get("inputs") or {}).get("parameters") or []
     return next(
@@ -203,5 +202,5 @@ def _server(node: Node) -> str:
     )
 
 
-def _annotation(pod: Node, name: str) -> str:
+def _annotation(pod: Data, name: str) -> str:
     return (pod["metadata"].get("annotations") or {}).get(name, "")

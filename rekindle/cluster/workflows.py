@@ -19,23 +19,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from argolocal.common.wording import cut
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.types import Object
 from argolocal.runner.retry_workflow import reset
 from rekindle.blocks.manifest.provenance import PROVENANCE
 from rekindle.blocks.manifest.render import manifest_sha256, order_keys
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import (
-    CRONS,
-    PODS,
-    TEMPLATES,
-    WORKFLOWS,
-    Cluster,
-    Object,
-    Resource,
-)
+from rekindle.cluster.kubernetes_api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Resource
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
@@ -476,7 +470,7 @@ def differences(old: Any, new: Any, path: str) -> Iterator[str]:
     elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
         for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):
-                yield f"{path}: {line[0]} {_cut(line[1:].strip())}"
+                yield f"{path}: {line[0]} {cut(line[1:].strip())}"
     elif old != new:
         yield f"{path}: {_short(old)} → {_short(new)}"
 
@@ -488,10 +482,4 @@ def _key(index: int, item: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return _cut("nothing" if value is None else to_json(value, ensure_ascii=False))
-
-
-def _cut(text: str) -> str:
-    if len(text) <= 60:
-        return text
-    return text[:57] + "..."
+    return cut("nothing" if value is None else to_json(value, ensure_ascii=False))

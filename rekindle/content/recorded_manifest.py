@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import loads
-from rekindle.documents import Document, InvalidDocument, parse
+from rekindle.documents import Document, InvalidDocument, validate_value
 from rekindle.step import unpack
 
 SOURCE = "the parameter `manifest` of the run"
+REMEDY = "Submit the run again."
 
 
 class _Object(Document):
@@ -29,18 +30,27 @@ class Arguments(_Object):
 
 class Task(_Object):
     name: str
+    arguments: Arguments | None = None
 
 
 class Dag(_Object):
-    tasks: list[Task] | None = None
+    tasks: list[Task]
+
+
+class AppliedObject(_Object):
+    manifest: str | None = None
 
 
 class Template(_Object):
     name: str
+    inputs: Arguments | None = None
     dag: Dag | None = None
+    steps: list[list[Task]] | None = None
+    resource: AppliedObject | None = None
 
 
 class Spec(_Object):
+    entrypoint: str | None = None
     arguments: Arguments | None = None
     templates: list[Template] | None = None
 
@@ -64,11 +74,23 @@ def unpack_manifest(parameter: str) -> dict[str, Any]:
     try:
         text = unpack(parameter)
     except ValueError as error:
-        raise InvalidDocument(f"{SOURCE} is malformed: {error}. Submit the run again.") from None
+        raise InvalidDocument(f"{SOURCE} is malformed: {error}. {REMEDY}") from None
     return parse_manifest(text)
 
 
 def parse_manifest(text: str) -> dict[str, Any]:
     """Return the manifest of a JSON text. Raises InvalidDocument."""
-    parse(Manifest, text, SOURCE, "Submit the run again.")
-    return loads(text)
+    try:
+        manifest = loads(text)
+    except ValueError as error:
+        raise InvalidDocument(f"{SOURCE} is not valid JSON ({error}). {REMEDY}") from None
+    validate_manifest(manifest, SOURCE)
+    return manifest
+
+
+def validate_manifest(manifest: Any, source: str) -> None:
+    """Raise InvalidDocument unless a value is a manifest."""
+    try:
+        validate_value(Manifest, manifest)
+    except ValueError as error:
+        raise InvalidDocument(f"{source} is malformed: {error}. {REMEDY}") from None

@@ -26,8 +26,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argolocal.common.terminal import with_controls
-from argolocal.common.wording import duration
+from argolocal.common.terminal import without_escapes
+from argolocal.common.wording import format_duration
 from argolocal.view.display import is_terminal
 
 # state of a process → its character and style; a column with several states shows the first of this
@@ -201,7 +201,7 @@ def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
         lines.tick()
         return
 
-    console = Console(file=with_controls(out), highlight=False)
+    console = Console(file=without_escapes(out), highlight=False)
     picture = Picture(recording, console)
     with Live(get_renderable=picture.draw, console=console, refresh_per_second=8) as live:
         yield picture
@@ -239,9 +239,8 @@ class Lines:
         for run in (recording.undisturbed, recording.disturbed):
             if run.ended and run not in self.finished:
                 self.finished.append(run)
-                self._write(
-                    f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}"
-                )
+                took = format_duration(run.seconds)
+                self._write(f"{run.name}: {run.step} steps in {took}, sha256 {run.sha256}")
             elif run.began and not run.ended and time.monotonic() - self.written_at >= 5:
                 self._write(f"{run.name}: step {run.step}/{run.total}")
 
@@ -302,7 +301,7 @@ class Picture:
                 bar,
                 f"{run.step:>{len(str(run.total))}}/{run.total}",
                 f"{speed:3.0f} steps/s",
-                Text(duration(run.seconds), "dim"),
+                Text(format_duration(run.seconds), "dim"),
             )
 
         return table

@@ -25,12 +25,13 @@ from argolocal.controllers.memory_volumes import shared_memory
 from argolocal.controllers.pod_process import Pod
 from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import port_of
 from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
-from rekindle.training.metrics import PROGRESS
+from rekindle.training.metrics import PROGRESS_LINE
 from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
@@ -51,7 +52,7 @@ class DemoCluster(LocalCluster):
         return self.services.store_environment()
 
     def secret(self, name: str) -> dict[str, str]:
-        if name == "rekindle-s3":
+        if name == STORE_SECRET:
             return self.services.credentials()
         return super().secret(name)
 
@@ -214,7 +215,7 @@ class Training:
             for line in log.read_lines():
                 group = GENERATION.search(line)
                 resumed = RESUMED.search(line)
-                progress = PROGRESS.search(line)
+                progress = PROGRESS_LINE.search(line)
 
                 if group:
                     self.group_count += 1

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster.cluster_nodes import Node, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, Cluster, Object
+from rekindle.cluster.kubernetes_api import PODS, Cluster
 from rekindle.cluster.pod_runner import pod_manifest
 from rekindle.errors import Check
-from rekindle.training.cost.pod_requests import of_spec
+from rekindle.training.cost.pod_requests import read_pod
 
 
 def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
@@ -40,7 +41,7 @@ def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 def _check_room(name: str, nodes: list[Node], pod: Object) -> Check:
     """Check that a node can run an admitted pod."""
-    obstacle = find_obstacle(nodes, of_spec(pod["spec"]))
+    obstacle = find_obstacle(nodes, read_pod(pod["spec"]))
     if obstacle is None:
         return Check(f"pod of {name}", True, "would be admitted, and fits a node")
 

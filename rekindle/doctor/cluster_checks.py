@@ -15,30 +15,45 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.object_labels import DEFAULT_ARTIFACT_REPOSITORY
+from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.train_job import TRAINER_VERSION
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import platform, queue
 from rekindle.cluster.cluster_nodes import ALL_PODS
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
 from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import (
+    CONFIG_MAP,
+    DOCTOR,
+    MLFLOW_TRACKING_URI,
+    NAME_LABEL,
+    REKINDLE_TOKEN,
+    S3_BUCKET,
+    S3_ENDPOINT_URL,
+    SERVING_SECRET,
+    STORE_SECRET,
+    TOKEN_SECRET,
+)
 from rekindle.training.spec import TrainConfig
 
-JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
+JOBS = Resource(JOB_VERSION, "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS = Resource("v1", "secrets")
 CONFIG_MAPS = Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
-ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+ADDRESS_NAMES = (S3_BUCKET, MLFLOW_TRACKING_URI)
 ARGO_KINDS = {
-    "argoproj.io/v1alpha1": (
+    API_VERSION: (
         "workflows",
         "workflowtemplates",
         "cronworkflows",
@@ -48,32 +63,30 @@ ARGO_KINDS = {
 # kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
+    "pytorchjob": {JOB_VERSION: ("pytorchjobs",)},
     "jobset": JOB_SETS,
-    "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
+    "trainjob": {**JOB_SETS, TRAINER_VERSION: ("trainjobs", "trainingruntimes")},
 }
 # the oldest supported versions, as in docs/cluster.md
 MIN_KUBERNETES = (1, 30)
 MIN_ARGO = (3, 7)
 MIN_OPERATOR = (1, 9)
 INSTALL_REMEDIES = {
-    "argoproj.io/v1alpha1": f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
-    "kubeflow.org/v1": (
-        f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"
-    ),
+    API_VERSION: f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
+    JOB_VERSION: (f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"),
     "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
-    "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
+    TRAINER_VERSION: "install Kubeflow Trainer 2.3",
 }
 CONTROLLERS = {
     "Argo's controller": (
         "app=workflow-controller",
         MIN_ARGO,
-        INSTALL_REMEDIES["argoproj.io/v1alpha1"],
+        INSTALL_REMEDIES[API_VERSION],
     ),
     "training operator": (
         "control-plane=kubeflow-training-operator",
         MIN_OPERATOR,
-        INSTALL_REMEDIES["kubeflow.org/v1"],
+        INSTALL_REMEDIES[JOB_VERSION],
     ),
 }
 # permissions that the commands of `rekindle` need: (group, resource, verbs)
@@ -118,22 +131,22 @@ def check(
         "account": check_account(cluster, config),
         "serving account": check_serving_account(cluster, config.serving_account),
         "addresses": _check_keys(
-            cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render
+            cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_NAMES, render
         ),
         "artifact repository": check_artifact_repository(cluster),
         # keys are not required: pods may have a cloud role instead, which the check of the object
         # store tests
         "credentials": _check_keys(
-            cluster, "credentials", SECRETS, pods.SECRET, KEY_NAMES, create_secret, required=False
+            cluster, "credentials", SECRETS, STORE_SECRET, KEY_NAMES, create_secret, required=False
         ),
         "serving credentials": check_serving_credentials(cluster),
         "admission": check_admission(cluster, config),
     }
 
     if token:
-        command = platform.secret_command(cluster.namespace, pods.TOKEN_SECRET, [pods.TOKENS])
+        command = platform.secret_command(cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN])
         checks["tokens"] = _check_keys(
-            cluster, "tokens", SECRETS, pods.TOKEN_SECRET, [pods.TOKENS], command
+            cluster, "tokens", SECRETS, TOKEN_SECRET, [REKINDLE_TOKEN], command
         )
 
     if config.backend == "pytorchjob":
@@ -369,14 +382,14 @@ def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
     """Check that the model server has keys, and that they differ from the keys of the pipelines."""
-    command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
+    command = platform.secret_command(cluster.namespace, SERVING_SECRET)
     remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
     (check,) = _check_keys(
-        cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False
+        cluster, "serving credentials", SECRETS, SERVING_SECRET, KEY_NAMES, remedy, False
     )
 
-    has_same_keys = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(
-        cluster, SECRETS, pods.SECRET
+    has_same_keys = check.ok and _data(cluster, SECRETS, SERVING_SECRET) == _data(
+        cluster, SECRETS, STORE_SECRET
     )
     if has_same_keys:
         detail = "pipelines use the same keys: a compromised server could write to the bucket"
@@ -388,18 +401,18 @@ def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
 
 def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     """Check that Argo uses the same bucket as the steps."""
-    settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
+    settings = _data(cluster, CONFIG_MAPS, CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
     steps_endpoint = re.sub(
-        "^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")
+        "^https?://", "", without_user(settings.get(S3_ENDPOINT_URL) or "")
     ).rstrip("/")
     is_same_endpoint = endpoint == steps_endpoint or (
         not steps_endpoint and "amazonaws.com" in endpoint
     )
-    is_same = is_same_endpoint and bucket == settings.get("S3_BUCKET")
+    is_same = is_same_endpoint and bucket == settings.get(S3_BUCKET)
     detail = f"bucket {bucket!r} at {endpoint!r}"
     detail += (
-        "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
+        "" if is_same else f", while steps use {settings.get(S3_BUCKET)!r} at {steps_endpoint!r}"
     )
     yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
 
@@ -476,9 +489,9 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
     """Return the job of the config, or the job's runtime, with placeholder labels instead of labels
     of a workflow."""
     backend = BACKENDS[config.backend]
-    job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
+    job = (backend.runtime or backend.job)(DOCTOR, train, config, [])
     of_workflow = to_json(pods.OF_WORKFLOW)[1:-1]
-    name = f'"{NAME_LABEL}": "rekindle-doctor"'
+    name = f'"{NAME_LABEL}": "{DOCTOR}"'
     return json.loads(to_json(job).replace(of_workflow, name))
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from argolocal.common import homes
 from argolocal.pods import filesystem
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICES, answers
 
@@ -195,7 +196,7 @@ def check_shared_memory(_: Path) -> Check:
     """Check the free shared memory: each worker keeps its three newest snapshots there."""
     from rekindle.training.checkpoint import snapshot_file
 
-    directory = snapshot_file.directory()
+    directory = snapshot_file.snapshot_directory()
     free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
     detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
     remedy = (
@@ -270,7 +271,7 @@ def check_mlflow(cluster: LocalCluster) -> Check:
 
     try:
         cluster.ready()
-        url = cluster.configmap("rekindle")["MLFLOW_TRACKING_URI"]
+        url = cluster.configmap(CONFIG_MAP)[MLFLOW_TRACKING_URI]
     except RekindleError as error:
         return Check("MLflow", False, str(error), remedy)
 

@@ -7,10 +7,12 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
 import json
 from collections.abc import Iterator
 
+from argolocal.manifest.types import Object
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
-from rekindle.cluster.kubernetes_api import Cluster, Object
+from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
 from rekindle.errors import Check
+from rekindle.kubernetes_names import DOCTOR
 
 PROBE = ("-m", "rekindle.doctor.probe")
 # time limit for the pod to start and finish; pulling an image of several gigabytes takes longer
@@ -39,7 +41,7 @@ def checks_from_pod(
     containers = {
         "main" if not number else f"image-{number}": image for number, image in enumerate(images)
     }
-    with run_pod(cluster, "rekindle-doctor", config, containers, PROBE, seconds) as pod:
+    with run_pod(cluster, DOCTOR, config, containers, PROBE, seconds) as pod:
         image_checks = list(_image_checks(cluster, pod, containers, seconds))
         yield from image_checks
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
+from rekindle.kubernetes_names import DOCTOR
 from rekindle.storage import Store
 
 WRITERS = 8
@@ -56,7 +57,7 @@ def check_mlflow() -> Finding:
     """Test MLflow: search for a run, with the credentials of a step."""
     from rekindle import tracking
 
-    tracking.find_run("rekindle-doctor", "none")
+    tracking.find_run(DOCTOR, "none")
     return True, "MLflow answers"
 
 

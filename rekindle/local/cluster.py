@@ -16,6 +16,17 @@ from argolocal.pods.container_images import Image
 from argolocal.runner import cluster
 from rekindle import project
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import (
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    CONFIG_MAP,
+    NOTIFY_SECRET,
+    NOTIFY_URL,
+    S3_BUCKET,
+    SERVING_SECRET,
+    STORE_SECRET,
+    TOKEN_SECRET,
+)
 from rekindle.local.services.services import BUCKET, SERVICES, Services
 
 if TYPE_CHECKING:
@@ -66,22 +77,22 @@ class LocalCluster(cluster.LocalCluster):
         all processes on this machine belong to one user."""
         services = self.services
         return {
-            ("ConfigMap", "rekindle"): services.environment,
-            ("Secret", "rekindle-s3"): lambda: services.credentials() | services.login(),
-            ("Secret", "rekindle-serving"): services.credentials,
-            ("Secret", "rekindle-notify"): lambda: self._webhook() | services.login(),
-            ("Secret", "rekindle-token"): services.serving_token,
+            ("ConfigMap", CONFIG_MAP): services.environment,
+            ("Secret", STORE_SECRET): lambda: services.credentials() | services.login(),
+            ("Secret", SERVING_SECRET): services.credentials,
+            ("Secret", NOTIFY_SECRET): lambda: self._webhook() | services.login(),
+            ("Secret", TOKEN_SECRET): services.serving_token,
         }
 
     def _webhook(self) -> dict[str, str]:
         """Return the notification URL: $NOTIFY_URL, else the content of `notify-url` in the home
         directory."""
         file = self.home / "notify-url"
-        url = self.services.environ.get("NOTIFY_URL") or (
+        url = self.services.environ.get(NOTIFY_URL) or (
             file.read_text().strip() if file.exists() else ""
         )
         if url:
-            return {"NOTIFY_URL": url}
+            return {NOTIFY_URL: url}
         return {}
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
@@ -98,18 +109,18 @@ class LocalCluster(cluster.LocalCluster):
                 and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
             )
             references = [
-                (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
-                (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
+                (s3.get("accessKeySecret"), AWS_ACCESS_KEY_ID),
+                (s3.get("secretKeySecret"), AWS_SECRET_ACCESS_KEY),
             ]
             access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
 
             return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
 
         if not self._store:
-            access = keys.get("AWS_ACCESS_KEY_ID")
-            secret = keys.get("AWS_SECRET_ACCESS_KEY")
+            access = keys.get(AWS_ACCESS_KEY_ID)
+            secret = keys.get(AWS_SECRET_ACCESS_KEY)
             self._store = Store(
-                self.services.environ.get("S3_BUCKET", BUCKET),
+                self.services.environ.get(S3_BUCKET, BUCKET),
                 self.services.url("s3"),
                 access,
                 secret,

@@ -1,8 +1,9 @@
 """Local objects that `rekindle rollback` and `rekindle scale` change."""
 
-from argolocal.controllers.kubectl import Object, apply_patch
+from argolocal.controllers.kubectl import apply_patch
+from argolocal.manifest.types import Object
 from argolocal.runner.cluster import LocalCluster
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 
 
 class LocalObjects:

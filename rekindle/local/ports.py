@@ -9,9 +9,9 @@ import copy
 import errno
 import socket
 
-from argolocal.controllers.controller import Object
 from argolocal.interfaces import Cluster
 from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.types import Object
 from rekindle.local.jobs.frameworks import find_port, replicas_of
 
 PORTS_TO_TRY = 100

@@ -16,9 +16,9 @@ from typing import Any
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import MANIFEST_FILE, RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
 from rekindle.cluster.errors import ApiError
@@ -70,7 +70,7 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
             time.sleep(POLL_INTERVAL_S)
             continue
 
-        is_created = (files.root / "manifest.yaml").exists()
+        is_created = (files.root / MANIFEST_FILE).exists()
         # the name has only the start of the hash
         if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
@@ -118,7 +118,7 @@ def _manifest_hash(workflow: dict[str, Any]) -> str:
 
 
 def _rekindle(log: Path, *arguments: str) -> None:
-    command = python("-m", "rekindle", *arguments, "--yes", "-o", "json")
+    command = python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
     with log.open("ab") as out:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.manifest.shape import shape_errors
 from rekindle.errors import RekindleError, say
 from rekindle.keys import CACHED
+from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 from rekindle.local.services.stored_files import StoredFiles
@@ -44,7 +45,7 @@ def add_cached_on_cluster(
     """
     if not _uses_cache(manifest, parameters):
         return parameters
-    if reuse and not os.environ.get("S3_BUCKET"):
+    if reuse and not os.environ.get(S3_BUCKET):
         return parameters
 
     from rekindle.storage import Store
@@ -56,7 +57,7 @@ def add_cached_on_cluster(
 def set_bucket() -> None:
     """Set S3_BUCKET as in the pods of this machine: steps may name the data that they read by s3://
     URIs."""
-    os.environ.setdefault("S3_BUCKET", BUCKET)
+    os.environ.setdefault(S3_BUCKET, BUCKET)
 
 
 def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
@@ -66,15 +67,15 @@ def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") ->
     The embedded store is read from its files, unless S3_ENDPOINT_URL names a store. Raises
     ConfigError.
     """
-    if on_cluster or os.environ.get("S3_ENDPOINT_URL"):
+    if on_cluster or os.environ.get(S3_ENDPOINT_URL):
         from rekindle.storage import Store
 
-        name = bucket or os.environ.get("S3_BUCKET") or ("" if on_cluster else BUCKET)
+        name = bucket or os.environ.get(S3_BUCKET) or ("" if on_cluster else BUCKET)
         if name:
-            return Store(name, os.environ.get("S3_ENDPOINT_URL") or None, short_retries=True)
+            return Store(name, os.environ.get(S3_ENDPOINT_URL) or None, short_retries=True)
         return None
 
-    return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get("S3_BUCKET") or BUCKET))
+    return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get(S3_BUCKET) or BUCKET))
 
 
 def entries(home: Path) -> list[dict[str, Any]]:
@@ -143,7 +144,7 @@ def _row(entry: Any) -> dict[str, Any]:
         "key": entry.key[:12],
         "step": entry.facts["step"],
         "made by": entry.at,
-        "age": duration(time.time() - entry.made),
-        "took": duration(entry.seconds),
+        "age": format_duration(time.time() - entry.made),
+        "took": format_duration(entry.seconds),
         "bytes": size,
     }

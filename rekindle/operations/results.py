@@ -11,7 +11,7 @@ from argolocal.common.json_text import to_json
 from argolocal.view.summary import Status, outputs
 from rekindle.errors import ConfigError
 from rekindle.keys import AGAIN, TASK
-from rekindle.release.serve_config import TOKENS
+from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 NOT_RELEASED = 3
 ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
@@ -54,16 +54,16 @@ def parameters(status: Status) -> dict[str, str]:
 
 def needs_token(workflow: Mapping[str, Any]) -> bool:
     """Return True if the model servers of a run need a token."""
-    return f'"{TOKENS}"' in to_json(workflow)
+    return f'"{REKINDLE_TOKEN}"' in to_json(workflow)
 
 
 def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cost of a run in words and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
-    from rekindle.training.cost.run_cost import run_costs
+    from rekindle.training.cost.run_cost import compute_run_costs
 
-    manifest = tariff.recorded_manifest(workflow)
-    return run_costs(status, manifest, tariff.prices_of(manifest))
+    manifest = tariff.read_recorded_manifest(workflow)
+    return compute_run_costs(status, manifest, tariff.read_prices(manifest))
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from argolocal.common import homes
 from argolocal.manifest.allowed_values import COMPLETED
-from argolocal.state.journal import Busy, RunFiles
+from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, Busy, RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import timestamp
 from rekindle.blocks.manifest import workflow_origin
@@ -25,10 +25,10 @@ from rekindle.cluster import workflows
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.kubernetes_names import CONFIG_MAP, REKINDLE_SELECTOR, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
-from rekindle.object_labels import REKINDLE_SELECTOR
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.cluster_retention import resumable_s
@@ -241,8 +241,8 @@ def _locked(home: Path) -> Iterator[None]:
 
 def _machine(home: Path) -> Place:
     local = LocalCluster(home)
-    addresses = local.configmap("rekindle")
-    os.environ.update(addresses | local.secret("rekindle-s3"))
+    addresses = local.configmap(CONFIG_MAP)
+    os.environ.update(addresses | local.secret(STORE_SECRET))
 
     place = Place(local.store(), Machine(home), LocalObjects(local))
     own_store = _is_embedded(local, "s3", addresses)
@@ -308,7 +308,7 @@ def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
     if finished:
         return timestamp(finished)
 
-    names = ("manifest.yaml", "journal.jsonl")
+    names = (MANIFEST_FILE, JOURNAL_FILE)
     files = [file for file in RunFiles(home, name).root.glob("*") if file.name in names]
     return max(file.stat().st_mtime for file in files)
 

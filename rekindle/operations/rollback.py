@@ -11,10 +11,11 @@ from rekindle import tracking
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.kubernetes_names import CONFIG_MAP, NOTIFY_SECRET, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.release.rollback import Result, roll_back
-from rekindle.release.watch.notification import SECRET, Message, NotifyConfig, send
+from rekindle.release.watch.notification import Message, NotifyConfig, send
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 
@@ -85,6 +86,6 @@ def _objects(home: Path, cluster: Cluster | None) -> Any:
 
     local = LocalCluster(home)
     os.environ.update(
-        local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET)
+        local.configmap(CONFIG_MAP) | local.secret(STORE_SECRET) | local.secret(NOTIFY_SECRET)
     )
     return LocalObjects(local)

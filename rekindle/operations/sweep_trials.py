@@ -11,23 +11,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from rekindle import project
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.documents import Document
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from rekindle.training.cost.bill import amount, money
+from rekindle.training.cost.bill import format_amount, format_money
 from rekindle.training.cost.prices import Prices
-from rekindle.training.cost.tariff import Tariff, prices_of, recorded_manifest, trial_tariff
+from rekindle.training.cost.tariff import (
+    Tariff,
+    build_trial_tariff,
+    read_prices,
+    read_recorded_manifest,
+)
 from rekindle.training.sweep import sweep_report
-from rekindle.training.sweep.costs import total_amounts, trial_bills
+from rekindle.training.sweep.costs import compute_trial_bills, sum_amounts
 from rekindle.training.sweep.study import FOLDER, Study
 from rekindle.training.sweep.sweep_config import Sweep
 
 Trials = dict[str, Any]
+
+
+class TrialsOfPod(Document):
+    """The Trials that a pod prints."""
+
+    trials: list[dict[str, JsonValue]]
+    hours: float
+    untried: list[str]
+    table: list[str]
 
 
 def trials_here(home: Path, name: str) -> Trials:
@@ -49,13 +66,14 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     spec = workflows.spec_of(workflow)
     tariff = _tariff({"spec": spec})
     values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
-    return remote.ask(cluster, workflow, "rekindle.operations.sweep_trials", name, *values)
+    module = "rekindle.operations.sweep_trials"
+    return remote.ask(cluster, workflow, TrialsOfPod, module, name, *values).model_dump()
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
     """Return the prices and the pod of the trials; None without prices."""
-    manifest = recorded_manifest(workflow)
-    return trial_tariff(manifest, prices_of(manifest) or Prices.load(project.root()))
+    manifest = read_recorded_manifest(workflow)
+    return build_trial_tariff(manifest, read_prices(manifest) or Prices.load(project.root()))
 
 
 def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
@@ -71,29 +89,29 @@ def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
 def _read(store: Store, name: str, section: Any, tariff: Tariff | None) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
-    rows = sweep_report.rows(study)
+    rows = sweep_report.build_rows(study)
     untried = sweep_report.describe_untried(study)
-    result = {"trials": rows, "hours": study.hours(), "untried": untried}
+    result = {"trials": rows, "hours": study.read_hours(), "untried": untried}
 
     if not tariff:
-        return result | {"table": [*sweep_report.table(study), *untried]}
+        return result | {"table": [*sweep_report.format_table(study), *untried]}
 
-    bills = trial_bills(study, tariff)
+    bills = compute_trial_bills(study, tariff)
     costs = {number: bill.total for number, bill in bills.items()}
     words = (
         "All trials, without the start of their pods, cost"
-        f" {money(sum(costs.values()), tariff.prices.currency)}"
+        f" {format_money(sum(costs.values()), tariff.prices.currency)}"
     )
 
-    losses = total_amounts(bills.values()).get("losses")
+    losses = sum_amounts(bills.values()).get("losses")
     if losses:
-        words += f", {amount(losses)} of it for losses"
+        words += f", {format_amount(losses)} of it for losses"
 
     trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
 
     return result | {
         "trials": trials,
-        "table": [*sweep_report.table(study, costs), *untried, "", f"{words}."],
+        "table": [*sweep_report.format_table(study, costs), *untried, "", f"{words}."],
     }
 
 

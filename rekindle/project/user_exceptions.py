@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from argolocal.common.wording import cut
 from rekindle.errors import CodeError, RekindleError, did_you_mean
 from rekindle.project.folders import BUNDLED, ENGINE
 
@@ -138,9 +139,7 @@ def describe(error: Exception) -> str:
 
 def _one_line(error: Exception, message: str) -> str:
     text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
-    if len(text) <= MAX_TEXT:
-        return text
-    return f"{text[:MAX_TEXT]} .."
+    return cut(text, MAX_TEXT)
 
 
 def _nearest_name(error: Exception, file: str) -> str:

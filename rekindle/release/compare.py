@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from argolocal.common.wording import cut
 from rekindle.release.model_client import ModelClient, RequestTooLarge
 from rekindle.release.release_files import read_prediction_lines
 
@@ -47,7 +48,7 @@ class Comparison:
             self.differing += distance > self.tolerance
             if distance > self.max_difference:
                 self.max_difference = distance
-                texts = (_shorten(value) for value in (instance, prediction, offline))
+                texts = (cut(to_json(value), 200) for value in (instance, prediction, offline))
                 self.worst = "{}: served {}, offline {}".format(*texts)
 
     def add_single(self, request: dict[str, Any], single: list[Any], batched: list[Any]) -> bool:
@@ -57,7 +58,7 @@ class Comparison:
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
             if difference(alone, together) > self.tolerance:
                 self.unstable += 1
-                texts = (_shorten(value) for value in (instance, alone, together))
+                texts = (cut(to_json(value), 200) for value in (instance, alone, together))
                 self.example = self.example or "{}: alone {}, with others {}".format(*texts)
         return self.unstable == unstable
 
@@ -154,10 +155,3 @@ def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any],
         count -= len(line.predictions)
         if count <= 0:
             return
-
-
-def _shorten(value: Any) -> str:
-    text = to_json(value)
-    if len(text) <= 200:
-        return text
-    return text[:197] + "..."

@@ -9,10 +9,10 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from argolocal.common.environment import header_text
+from argolocal.common.environment import require_header_text
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
 from rekindle.errors import ConfigError, DataError, RekindleError, in_one_line, without_user
-from rekindle.release.serve_config import TOKENS
+from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
 # response headers: the weights and version that answered
@@ -52,8 +52,8 @@ class ModelClient:
         if without_user(endpoint) != endpoint:
             raise ConfigError(
                 f"the address of the model's servers, {without_user(endpoint)}, contains a user, a"
-                f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and {TOKENS} to a"
-                " token of the servers."
+                f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and"
+                f" {REKINDLE_TOKEN} to a token of the servers."
             )
 
         self.endpoint = endpoint
@@ -88,9 +88,9 @@ class ModelClient:
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
-        tokens = os.environ.get(TOKENS, "").split()
+        tokens = os.environ.get(REKINDLE_TOKEN, "").split()
         if tokens:
-            headers["authorization"] = f"Bearer {header_text(tokens[0], TOKENS)}"
+            headers["authorization"] = f"Bearer {require_header_text(tokens[0], REKINDLE_TOKEN)}"
 
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:

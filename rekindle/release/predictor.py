@@ -18,7 +18,7 @@ from pydantic import Field, create_model
 
 from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
-from rekindle.content.weights import read_description
+from rekindle.content.weights import WEIGHTS, read_description
 from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
 from rekindle.release.release_files import EXAMPLE, read_serving_code, read_verdict
@@ -155,7 +155,7 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
 
     try:
         section = workload.Model.model_validate(description.model)
-        weights = load_file(folder / "model.safetensors")
+        weights = load_file(folder / WEIGHTS)
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
 

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from argolocal.common.json_text import MAX_BYTES, to_json
 from rekindle.content.dataset import FILES
+from rekindle.content.dataset_record import DATASET
 from rekindle.content.hashes import file_sha256
 from rekindle.content.verified_release import (
     DESCRIBED,
@@ -39,7 +40,7 @@ from rekindle.content.verified_release import (
     reject_other_folder,
     reject_other_hash,
 )
-from rekindle.content.weights import parse_description, read_description
+from rekindle.content.weights import WEIGHTS, parse_description, read_description
 from rekindle.documents import (
     MODEL_FILE,
     Document,
@@ -58,7 +59,7 @@ from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
-MODEL = ("model.safetensors", MODEL_FILE)
+MODEL = (WEIGHTS, MODEL_FILE)
 EXAMPLE = "example.json"
 CODE = "workload.json"
 # file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
@@ -288,7 +289,7 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     try:
         reject_other_folder(prefix, store.uri(prefix))
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, "dataset.json", VERDICT, RECORD):
+        for file in (*MODEL, DATASET, VERDICT, RECORD):
             if not (folder / file).exists():
                 raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
 
@@ -322,7 +323,7 @@ def record_predictions(
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises
     DataError."""
-    files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
+    files = {name: model / name for name in MODEL} | {DATASET: dataset / DATASET}
     files.update({FILES: dataset / FILES} if (dataset / FILES).exists() else {})
 
     files.update(

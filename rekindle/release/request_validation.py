@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator, from_json
 
 from argolocal.common.json_text import numbers
+from argolocal.common.wording import cut
 from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
@@ -143,7 +144,4 @@ def format_value(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 1 << 200:
         # Python refuses to format very long integers
         return f"a number of {value.bit_length():,} bits"
-    text = repr(value)
-    if len(text) <= 60:
-        return text
-    return text[:57] + "..."
+    return cut(repr(value))

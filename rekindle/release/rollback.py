@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
+from argolocal.manifest.types import Object
 from rekindle import tracking
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
+from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
 from rekindle.names import show
-from rekindle.object_labels import INSTANCE_LABEL, NAME_LABEL
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
@@ -24,7 +25,6 @@ from rekindle.storage import Store
 AUTOSCALER = "HorizontalPodAutoscaler"
 # annotation of a Deployment: id of the command that started its pods
 STARTED_ANNOTATION = "rekindle.dev/started"
-Object = dict[str, Any]
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
 

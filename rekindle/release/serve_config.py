@@ -9,7 +9,6 @@ PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
 DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 # environment variable with the tokens that a server accepts, and key in their Secret
-TOKENS = "REKINDLE_TOKEN"
 # results of a canary; `taken back: REASON` is another
 PASSED = "passed"
 CHAMPION_CHANGED = "champion changed"

@@ -8,21 +8,21 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import ConfigError
-from rekindle.release.serve_config import TOKENS
+from rekindle.kubernetes_names import REKINDLE_TOKEN
 from rekindle.serving.openapi import OPEN_PATHS
 
 
 def tokens() -> tuple[str, ...]:
     """Return the tokens that the environment variable lists; () if it is not set. Raises
     ConfigError if it is empty."""
-    text = os.environ.get(TOKENS)
+    text = os.environ.get(REKINDLE_TOKEN)
     if text is None:
         return ()
     values = tuple(text.split())
     if not values or not text.isascii():
         raise ConfigError(
-            f"{TOKENS} contains no token or other characters than ASCII: it must be one or more"
-            " tokens, separated by spaces or lines (openssl rand -hex 32 generates one)."
+            f"{REKINDLE_TOKEN} contains no token or other characters than ASCII: it must be one"
+            " or more tokens, separated by spaces or lines (openssl rand -hex 32 generates one)."
         )
     return values
 

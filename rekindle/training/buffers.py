@@ -1,12 +1,11 @@
-"""The buffers of a model: non-parameter state that its forward pass updates, such as BatchNorm's
-running statistics.
+"""The buffers of a model: tensors that its forward pass updates, such as BatchNorm's running
+statistics.
 
-Each virtual worker starts from the same old values. The new values are the old values plus the mean
-of the virtual workers' changes. The changes are summed like the gradients, by one fixed tree, so
-the new values do not depend on the number of workers. Integers (BatchNorm counts its batches) must
-change by the same number in all virtual workers. A buffer that is not in the state_dict
-(`persistent=False`) is a cache: the model may replace it by another tensor, which is dropped after
-each micro-batch.
+In each step, all virtual workers start from the same values, and a buffer changes by the mean of
+their changes. The changes are summed like the gradients, along one fixed tree, so the new values do
+not depend on the number of workers. An integer buffer (BatchNorm counts its batches) must change by
+the same amount in all virtual workers. A buffer outside the state_dict (`persistent=False`) is a
+cache: the model may assign another tensor to it, which is dropped after each micro-batch.
 """
 
 import math
@@ -29,8 +28,8 @@ def padded_size(numel: int, dtype: torch.dtype) -> int:
 
 @dataclass
 class Segment:
-    """All buffers of one dtype, packed: the values in the state, and the working copy that forward
-    passes change."""
+    """All buffers of one dtype in one tensor: their values in the training state, and a working
+    copy that forward passes change."""
 
     named_buffers: list[tuple[str, Tensor]]
     values: Tensor
@@ -41,9 +40,9 @@ class Segment:
         """Number of elements that are summed over the virtual workers."""
         return self.values.numel() * (1 if self.values.dtype == torch.float32 else 2)
 
-    def change(self) -> Tensor:
-        """Return the summands: float32 changes; for integers the changes and their squares, to see
-        if all are equal."""
+    def compute_change(self) -> Tensor:
+        """Return the changes as float32, to be summed over the virtual workers. Integer changes are
+        followed by their squares, which show if all changes are equal."""
         # compare the bits, because the difference inf - inf is NaN
         if self.values.dtype == torch.float32:
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
@@ -51,8 +50,9 @@ class Segment:
         change = (self.working_copy.long() - self.values.long()).float()
         return torch.cat([change, change.square()])
 
-    def apply(self, total: Tensor, virtual_workers: int) -> None:
-        """Set the new values from the sum of all changes. Raises ConfigError."""
+    def apply_total(self, total: Tensor, virtual_workers: int) -> None:
+        """Update the values from the sum of the changes of all virtual workers. Raises
+        ConfigError."""
         if self.values.dtype == torch.float32:
             is_valid = total.isfinite()
             mean = total / virtual_workers
@@ -64,7 +64,7 @@ class Segment:
             self.values.add_(mean.to(self.values.dtype))
 
         if not is_valid.all():
-            raise _unsupported(
+            raise _unsupported_change_error(
                 self.buffer_name(int(is_valid.int().argmin())), "by different or infinite amounts"
             )
 
@@ -122,8 +122,8 @@ class Buffers:
         self._segments: list[Segment] = []
 
     def attach(self, memory: Tensor) -> None:
-        """Copy the values to `memory` (float32 [floats]), and make the model's buffers views of a
-        working copy."""
+        """Move the values to `memory` (float32 [floats]), and make the model's buffers views of
+        working copies."""
         for (dtype, named_buffers), size, chunk in zip(
             self._buffers_by_dtype, self._sizes, memory.split(self._padded_sizes), strict=True
         ):
@@ -147,8 +147,8 @@ class Buffers:
         # number of summands of each segment
         self.widths = [segment.width for segment in self._segments]
 
-    def load(self, memory: Tensor | None = None) -> None:
-        """Copy the values of the state, or of another `memory`, to the model. To be called before
+    def load_into_model(self, memory: Tensor | None = None) -> None:
+        """Copy the values in the training state, or in another `memory`, to the model. Call before
         each forward pass."""
         if memory is None:
             for segment in self._segments:
@@ -161,8 +161,8 @@ class Buffers:
                     chunk.view(segment.working_copy.dtype)[: len(segment.working_copy)]
                 )
 
-    def changes(self) -> list[Tensor]:
-        """Return the changes since `load`, to be summed over all virtual workers. Raises
+    def collect_changes(self) -> list[Tensor]:
+        """Return the changes since `load_into_model`, to be summed over all virtual workers. Raises
         ConfigError."""
         for module, key, name, buffer in self._registered_buffers:
             assigned = module._buffers[key]
@@ -172,37 +172,40 @@ class Buffers:
 
         for name, buffer, version in self._fixed_buffers:
             if buffer._version != version:
-                raise _unsupported(
+                raise _unsupported_change_error(
                     name, f"in place, but its type is {buffer.dtype} or it is not in the state_dict"
                 )
 
         return [
-            zeros if segment.working_copy.is_cpu and _is_unchanged(segment) else segment.change()
+            zeros
+            if segment.working_copy.is_cpu and _is_unchanged(segment)
+            else segment.compute_change()
             for segment, zeros in zip(self._segments, self._zeros, strict=True)
         ]
 
     def _copy_assigned_tensor(
         self, name: str, buffer: Tensor | None, assigned: Tensor | None
     ) -> None:
-        """Copy a tensor that the forward pass assigned to a buffer's name into the buffer."""
+        """Copy a tensor that the forward pass assigned to the buffer's name into the buffer
+        itself."""
         if id(buffer) in self._averaged_ids:
             assert buffer is not None
             if assigned is None or (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
-                raise _unsupported(name, "to a tensor of another shape or type")
+                raise _unsupported_change_error(name, "to a tensor of another shape or type")
             buffer.copy_(assigned.detach())
 
-    def apply(self, totals: Tensor, virtual_workers: int) -> None:
+    def apply_totals(self, totals: Tensor, virtual_workers: int) -> None:
         """Update the state from the summed changes, float32 [sum of widths]. Raises ConfigError."""
         if totals.any():
             for segment, total in zip(self._segments, totals.split(self.widths), strict=True):
-                segment.apply(total, virtual_workers)
+                segment.apply_total(total, virtual_workers)
 
 
 def _is_unchanged(segment: Segment) -> bool:
     return torch.equal(segment.working_copy.view(torch.uint8), segment.values.view(torch.uint8))
 
 
-def _unsupported(name: str, description: str) -> ConfigError:
+def _unsupported_change_error(name: str, description: str) -> ConfigError:
     return ConfigError(
         f'the model changes its buffer "{name}" in its forward pass {description}: the change'
         " cannot be averaged over the virtual workers, so the result would depend on the number of"

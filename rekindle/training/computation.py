@@ -1,8 +1,7 @@
-"""The computation of a training: samples, model, gradients of each virtual worker, and updates of
-the state.
+"""The computation of a training step: samples, model, gradients of each virtual worker, update.
 
-It depends on the spec and the dataset only. loop.py adds the group, the checkpoints and the object
-store.
+The result depends only on the spec and the dataset. loop.py adds the group, the checkpoints and the
+object store.
 """
 
 import math
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from rekindle import families
 from rekindle.errors import ConfigError, DataError, in_one_line, to_number
 from rekindle.sections import parse_section
-from rekindle.training.numerics import autocast
-from rekindle.training.sampler import Sampler, mix
+from rekindle.training.numerics import make_autocast
+from rekindle.training.sampler import Sampler, mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import State
-from rekindle.training.validation import Subset, Validation, split
+from rekindle.training.validation import Subset, Validation, split_samples
 from rekindle.workload import Workload, training_function
 
 SPARSE_GRADIENTS = (
@@ -49,7 +48,7 @@ def open_samples(
             " data, or check the time window and the size of the test split."
         )
 
-    return split(spec, workload, data, path)
+    return split_samples(spec, workload, data, path)
 
 
 def model_section(spec: TrainingSpec, workload: Workload) -> Any:
@@ -58,9 +57,9 @@ def model_section(spec: TrainingSpec, workload: Workload) -> Any:
 
 
 def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> nn.Module:
-    """Return a new model. Raises ConfigError."""
+    """Return a new model with the initial weights of train.seed. Raises ConfigError."""
     section = model_section(spec, workload)
-    torch.manual_seed(mix(spec.seed, 0, 0))
+    torch.manual_seed(mix_seed(spec.seed, 0, 0))
     model = families.build(workload, spec.family, section, facts)
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -69,18 +68,19 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
     return model
 
 
-def make_state(
+def make_training_state(
     spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device
 ) -> State:
-    """Return the training state of a model, with the workload's optimizer if that is defined.
-    Raises ConfigError."""
+    """Return the training state of a model, with the workload's optimizer if it defines one. Raises
+    ConfigError."""
     return State(
         model, spec, device, training_function(workload, "optimizer", model_section(spec, workload))
     )
 
 
-class Computation:
-    """Loss, gradients and updates. `aborted()`: see Validation."""
+class StepComputation:
+    """Computes the loss and the gradients of micro-batches, and updates the state. `is_aborted`:
+    see Validation."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Computation:
         state: State,
         samples: Subset,
         held_out: Subset | None,
-        aborted: Callable[[], bool] = lambda: False,
+        is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.spec = spec
         self.workload = workload
@@ -97,8 +97,8 @@ class Computation:
         self.samples = samples
         self.device = state.device
 
-        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine
-        # lacks
+        # seeded directly: torch.manual_seed takes 0.1 ms per call and also handles devices that
+        # this machine lacks
         self.generators = [torch.default_generator]
         if self.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[self.device.index])
@@ -109,21 +109,23 @@ class Computation:
         self.schedule: Callable[[int, int], float] | None = training_function(
             workload, "schedule", section
         )
-        self.precision = autocast(spec, self.device)
+        self.precision = make_autocast(spec, self.device)
         self.validation = Validation(
-            spec, workload, state, held_out, len(samples), self.fetch, aborted
+            spec, workload, state, held_out, len(samples), self.load_batch, is_aborted
         )
 
-    def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers,
-        validation sums.
+    def compute_summands(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of one micro-batch, and the tensors to be summed over all virtual
+        workers: gradients, changes of buffers, validation sums.
 
-        Loss and summands depend only on the state, the seed, the step and the virtual worker.
+        The result depends only on the state, the seed, the step and the virtual worker.
         """
-        indices = self.sampler.indices(step, virtual_worker)
-        batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
+        indices = self.sampler.sample_indices(step, virtual_worker)
+        batch = self.load_batch(
+            self.samples, indices, self.sampler.micro_batch_seed(step, virtual_worker)
+        )
         state = self.state
-        state.buffers.load()
+        state.buffers.load_into_model()
 
         with self.precision:
             loss = self.workload.loss(state.model, batch)
@@ -155,37 +157,37 @@ class Computation:
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
 
-        changes = state.buffers.changes()
-        return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
+        changes = state.buffers.collect_changes()
+        return loss, [*gradients, *changes, *self.validation.compute_sums(step, virtual_worker)]
 
-    def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Return the samples on the device, and seed all randomness of the micro-batch."""
+    def load_batch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Return the samples on the device, and seed the random numbers of the micro-batch."""
         batch = samples.batch(indices)
         if self.device.type != "cpu":
             batch = tuple(tensor.to(self.device) for tensor in batch)
-        self.seed(seed)
+        self.seed_generators(seed)
         return batch
 
-    def seed(self, seed: int) -> None:
+    def seed_generators(self, seed: int) -> None:
         """Seed the generators of the CPU and the device."""
         for generator in self.generators:
             generator.manual_seed(seed)
 
     def update(self, step: int, total: Tensor) -> tuple[float, float]:
-        """Make one update from the sum over the virtual workers; return the gradient's norm and the
-        learning rate."""
-        rate = partial(self.rate, step)
+        """Make one update from the sum of the summands of all virtual workers; return the norm of
+        the gradient and the learning rate."""
+        rate = partial(self.learning_rate_at, step)
         # an optimizer of the workload may draw random numbers
         if hasattr(self.workload, "optimizer"):
-            self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
+            self.seed_generators(self.sampler.micro_batch_seed(step, self.spec.virtual_workers))
         norm = self.state.update(total, self.spec.virtual_workers, rate)
         return norm, rate(self.spec.learning_rate)
 
-    def rate(self, step: int, highest: float) -> float:
-        """Return the learning rate of update `step`, by the workload's schedule if that is
-        defined."""
+    def learning_rate_at(self, step: int, highest: float) -> float:
+        """Return the learning rate of update `step`: by the workload's `schedule` if it defines
+        one, else by train.schedule."""
         if not self.schedule:
-            return self.spec.rate(step, self.total, highest)
+            return self.spec.learning_rate_at(step, self.total, highest)
 
         share = to_number(self.schedule(step, self.total))
         if share is None or not math.isfinite(share):

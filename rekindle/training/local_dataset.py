@@ -1,5 +1,5 @@
-"""The local copy of the dataset: downloaded once, shared by all workers of the node, reused after a
-restart."""
+"""The local copy of the dataset, which a node downloads once: all its workers share it, also after
+a restart."""
 
 import fcntl
 import json
@@ -12,21 +12,22 @@ from typing import Any
 
 from argolocal.common.files import check_space, write_atomically
 from argolocal.common.json_text import to_json
-from rekindle.cache.folder import CACHE, cache_folder, own_folder
+from rekindle.cache.folder import cache_folder, own_folder
 from rekindle.content import hashes
 from rekindle.content.dataset import FILES, files_below, verify_dataset
+from rekindle.content.dataset_record import DATASET
 from rekindle.errors import ConfigError, DataError, RekindleError, say
+from rekindle.kubernetes_names import REKINDLE_CACHE
 from rekindle.names import Digest
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 
 
-def local_dataset(store: Store, prefix: str, digest: str) -> Path:
+def fetch_dataset(store: Store, prefix: str, digest: str) -> Path:
     """Return the local copy of the dataset below `prefix`.
 
-    The files are verified when a node reads them for the first time, and again after a change of
-    their times. A damaged copy is downloaded again. Raises DataError if the dataset is missing, was
-    changed, or has another digest.
+    Each node verifies the files once, and again if their modification times change. A damaged copy
+    is downloaded again. Raises DataError if the dataset is missing or has another digest.
     """
     if not Digest.matches(digest):
         raise ConfigError(
@@ -41,7 +42,7 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     with open(root / f"{digest}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock, however this process ends
         if target.exists() and not _is_intact(target, digest):
-            # other processes may have files of the copy open: they are deleted, but not overwritten
+            # the files are deleted and not overwritten: other processes may have them open
             damaged = Path(tempfile.mkdtemp(prefix=f"{digest}.damaged-", dir=root))
             target.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
@@ -52,16 +53,16 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
             _download(store, prefix, unfinished)
             verify_dataset(unfinished, digest, store.uri(prefix))
             unfinished.rename(target)
-            _note_verified(target, digest)
+            _record_verified(target, digest)
 
     return target
 
 
 def _is_intact(folder: Path, digest: str) -> bool:
-    """Return True if the copy of a dataset is unchanged since this node verified it, or if it is
-    correct."""
+    """Return True if this node has verified the copy and it is unchanged, or if it passes the
+    verification now."""
     with suppress(OSError, RekindleError):
-        if _note(digest).read_text() == _stamp(folder):
+        if _verified_stamp_file(digest).read_text() == _compute_stamp(folder):
             return True
 
     try:
@@ -70,30 +71,32 @@ def _is_intact(folder: Path, digest: str) -> bool:
         say(f"the local copy of the dataset is downloaded again: {error}")
         return False
 
-    _note_verified(folder, digest)
+    _record_verified(folder, digest)
     return True
 
 
-def _note_verified(folder: Path, digest: str) -> None:
+def _record_verified(folder: Path, digest: str) -> None:
     with suppress(OSError, RekindleError):
-        note = _note(digest)
+        note = _verified_stamp_file(digest)
         note.parent.mkdir(exist_ok=True)
-        write_atomically(note, _stamp(folder))
+        write_atomically(note, _compute_stamp(folder))
 
 
-def _note(digest: str) -> Path:
-    """Return the file with the stamp of the copy that this node has verified: other nodes may share
-    the copy itself."""
+def _verified_stamp_file(digest: str) -> Path:
+    """Return the file with the stamp of the verified copy. The file belongs to this node; other
+    nodes may share the copy."""
     return own_folder() / "verified" / digest
 
 
-def _stamp(folder: Path) -> str:
+def _compute_stamp(folder: Path) -> str:
     return hashes.stamp([folder / FILES, *files_below(folder).values()])
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:
     size = sum(entry.size for entry in store.list(prefix.rstrip("/") + "/"))
-    check_space("the dataset", size, target.parent, f"free space, or set {CACHE} to a larger disk.")
+    check_space(
+        "the dataset", size, target.parent, f"free space, or set {REKINDLE_CACHE} to a larger disk."
+    )
 
     try:
         store.download(prefix.rstrip("/") + "/", target)
@@ -102,10 +105,10 @@ def _download(store: Store, prefix: str, target: Path) -> None:
     except OSError as error:
         raise RekindleError(
             f"cannot store the dataset in {target.parent} ({error}): free some space, or set"
-            f" {CACHE} to a larger disk."
+            f" {REKINDLE_CACHE} to a larger disk."
         ) from error
 
-    if not (target / "dataset.json").exists():
+    if not (target / DATASET).exists():
         raise DataError(
             f"{store.uri(prefix)} is not a dataset: dataset.json is missing. Run the step prepare"
             " again."
@@ -113,15 +116,16 @@ def _download(store: Store, prefix: str, target: Path) -> None:
 
 
 class LoaderState:
-    """State of the workload's own data loader, if it has one: JSON, equal in all workers between
-    steps."""
+    """The state of a workload's dataset that has `state_dict`: JSON that is equal in all workers
+    between two steps."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")
         self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
 
     def dump(self) -> bytes:
-        """Return the current state; empty if the loader is stateless. Raises ConfigError."""
+        """Return the current state as JSON; empty for a dataset without state. Raises
+        ConfigError."""
         if not self.stateful:
             return b""
 

@@ -9,44 +9,54 @@ from safetensors.torch import save
 
 from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
-from rekindle.documents import describe_model
+from rekindle.content.weights import WEIGHTS
+from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.keys import CURVE
 from rekindle.project import user_exceptions
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.computation import Computation, build_model, make_state, open_samples
+from rekindle.training.computation import (
+    StepComputation,
+    build_model,
+    make_training_state,
+    open_samples,
+)
 from rekindle.training.group import elastic
 from rekindle.training.group.interface import Membership
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
-from rekindle.training.local_dataset import LoaderState, local_dataset
-from rekindle.training.membership.completion import completed_model
+from rekindle.training.local_dataset import LoaderState, fetch_dataset
+from rekindle.training.membership.completion import read_completed_model
 from rekindle.training.metrics import Curve, Metrics
-from rekindle.training.numerics import fingerprint, pick_device
-from rekindle.training.spec import TrainingSpec, check_training
+from rekindle.training.numerics import compute_fingerprint, prepare_device
+from rekindle.training.spec import TrainingSpec, check_supported_settings
 from rekindle.training.training_state import load_weights, weights_sha256
 from rekindle.workload import dataset_facts, load
 
-# time limit of the other ranks for the checkpoint of a pause, which rank 0 completes
+# time that the other ranks wait until rank 0 has completed the checkpoint of a pause
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
-    """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving`
-    is set."""
-    if not retry_until(lambda: completed_model(spec), leaving, "to check if the run is complete"):
+    """Train until the run is complete. Raises ConfigError, DataError, and SystemExit(143) once
+    `leaving` is set."""
+    if not retry_until(
+        lambda: read_completed_model(spec), leaving, "to check if the run is complete"
+    ):
         _train_as_member(spec, leaving)
-    # remove snapshots of workers that were killed during shutdown
-    snapshot_file.discard(snapshot_file.run_name(spec.identity_hash(), spec.checkpoints))
+    # workers that were killed during shutdown have left their snapshots
+    snapshot_file.remove_run_files(
+        snapshot_file.hash_run_name(spec.identity_hash(), spec.checkpoints)
+    )
 
 
 def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
     membership = None
     try:
-        device = pick_device(spec)
-        membership = elastic.discover(spec, fingerprint(spec, device), device)
+        device = prepare_device(spec)
+        membership = elastic.create_membership(spec, compute_fingerprint(spec, device), device)
         Training(spec, device, membership, leaving).run()
     except Exception as error:
         if isinstance(error, RekindleError):
@@ -78,13 +88,13 @@ class Training:
         self.spec = spec
         self.store = Store.from_env()
         self.membership = membership
-        self.fingerprint = fingerprint(spec, device)
+        self.fingerprint = compute_fingerprint(spec, device)
 
         # the computation
         workload = load(spec.workload)
-        check_training(spec, workload)
+        check_supported_settings(spec, workload)
         path = retry_until(
-            lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset"
+            lambda: fetch_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset"
         )
         samples, held_out = open_samples(spec, workload, path)
         model = build_model(spec, workload, dataset_facts(path))
@@ -96,14 +106,14 @@ class Training:
                 "for the initial weights",
             )
 
-        self.state = make_state(spec, workload, model, device)
-        self.computation = Computation(
+        self.state = make_training_state(spec, workload, model, device)
+        self.computation = StepComputation(
             spec, workload, self.state, samples, held_out, membership.aborted
         )
         self.total = spec.total_steps(len(samples))
-        self.pause = spec.pause(len(samples))
+        self.pause = spec.pause_step(len(samples))
 
-        # what makes it survive
+        # recovery
         loader = LoaderState(samples.data)
 
         self.checkpoints = Checkpoints(
@@ -119,7 +129,7 @@ class Training:
 
         self.group = TrainingGroup(membership, self.state, loader, self.checkpoints, leaving)
 
-        # what it records
+        # metrics
         plan = {
             "device": self.fingerprint["device"],
             "workers": spec.workers,
@@ -135,17 +145,18 @@ class Training:
         self.curve = Curve(self.total)
 
     def run(self) -> None:
-        """Train, write the model, wait until the run is complete."""
+        """Train, write the model, and wait until the run is complete."""
         is_complete = False
         while not (is_complete or self.group.stopped):
-            self.steps()
+            self.run_steps()
             try:
                 if self.pause and not self.group.stopped:
-                    self.save()
+                    self.save_paused_state()
 
-                is_complete = not self.group.stopped and self.group.finish(self.export)
-            except SystemExit:  # SIGTERM while the object store was unavailable
-                self.group.abandon()
+                is_complete = not self.group.stopped and self.group.finish(self.export_model)
+            # after SIGTERM, waits for the object store raise SystemExit
+            except SystemExit:
+                self.group.leave_without_agreement()
 
         if self.group.stopped and not self.membership.is_complete:
             self.leave()
@@ -154,12 +165,13 @@ class Training:
         self.metrics.close()
 
     @property
-    def paused(self) -> bool:
-        """True at the pause step; the resuming process repeats that step."""
-        return self.state.step == self.pause > 0 and not self.state.finished(self.total)
+    def is_paused(self) -> bool:
+        """True at the step at which this process pauses; the process that resumes repeats it."""
+        return self.state.step == self.pause > 0 and not self.state.is_finished(self.total)
 
-    def save(self) -> None:
-        """Wait until the state is in the object store; only rank 0 waits without a time limit."""
+    def save_paused_state(self) -> None:
+        """Write the state of a pause to the object store. Only rank 0 waits without a time
+        limit."""
         timeout_s = PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf
         deadline = time.monotonic() + timeout_s
 
@@ -167,11 +179,12 @@ class Training:
             return min(signals.seconds_left() - 1, deadline - time.monotonic())
 
         self.membership.report_busy(True)
-        self.checkpoints.flush(self.group.last_place, seconds_left)
+        self.checkpoints.upload_current_state(self.group.last_place, seconds_left)
         self.membership.report_busy(False)
 
-    def steps(self) -> None:
-        """Run the training steps. `group` handles all failures."""
+    def run_steps(self) -> None:
+        """Run training steps until training ends, pauses, or needs another group; `group` handles
+        failures."""
         group = self.group
         state = self.state
         computation = self.computation
@@ -183,25 +196,27 @@ class Training:
                 if group.is_broken:
                     break
 
-                group.add(virtual_worker, *computation.compute(step, virtual_worker))
+                group.add(virtual_worker, *computation.compute_summands(step, virtual_worker))
 
-            # the same bits for any number of workers: one fixed tree over all virtual workers
+            # summed along one fixed tree, so the number of workers does not change the bits
             total = group.reduce()
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
 
-            result = validation.result(total) if validation.due(step) else None
+            result = validation.compute_means(total) if validation.is_due(step) else None
             if result and group.rank == 0:
-                self.metrics.validated(step, result)
+                self.metrics.record_validation(step, result)
                 if self.spec.until:
-                    self.put(
+                    self.write_file(
                         "validation.json", to_json(replace_nan({"step": step, **result})).encode()
                     )
 
-            if result and self.paused:
-                return group.undo()
+            if result and self.is_paused:
+                return group.restore_loader()
 
-            stops_early = result and state.judge(result["loss"], last=step == self.total)
+            stops_early = result and state.record_validation(
+                result["loss"], last=step == self.total
+            )
             if not stops_early:
                 norm, rate = computation.update(step, total)
                 self.curve.record(state.step, group.loss)
@@ -209,30 +224,32 @@ class Training:
                     self.metrics.record(state.step, group.loss, norm, rate)
 
             signals.newest_step[0] = state.step
-            self.checkpoints.keep(group.last_place, durable=group.saving)
+            self.checkpoints.save_if_due(group.last_place, durable=group.saving)
 
-    def export(self) -> str:
-        """Write the weights and the curve, then `model.json`, which marks the run as complete;
-        return the sha256."""
+    def export_model(self) -> str:
+        """Write the weights and the curve, and last `model.json`, which marks the run as complete.
+
+        Returns the sha256 of the weights.
+        """
         spec = self.spec
-        tensors = self.state.trained()
+        tensors = self.state.copy_released_tensors()
         sha256 = weights_sha256(tensors)
 
-        if not self.paused:
-            self.put("model.safetensors", save(tensors))
-            self.put(CURVE, self.curve.dump())
+        if not self.is_paused:
+            self.write_file(WEIGHTS, save(tensors))
+            self.write_file(CURVE, self.curve.dump())
 
-        # closed before model.json exists: afterwards the processes may be killed at any moment
+        # closed first: once model.json exists, the processes may be killed at any moment
         self.metrics.close()
 
         description = {
             **spec.identity(),
             "sha256": sha256,
-            "step": self.state.updates,
+            "step": self.state.update_count,
             "fingerprint": self.fingerprint,
             "identity": spec.identity_hash(),
         }
-        if self.paused:
+        if self.is_paused:
             description["paused"] = True
 
         if self.state.best:
@@ -242,7 +259,7 @@ class Training:
                 "validation_loss": best_loss,
                 "released": spec.keep_best,
             }
-            if not self.paused:
+            if not self.is_paused:
                 if spec.keep_best:
                     released = "released"
                 else:
@@ -250,32 +267,32 @@ class Training:
 
                 say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
 
-        self.put("model.json", describe_model(description))
+        self.write_file(MODEL_FILE, describe_model(description))
 
-        action = "paused after" if self.paused else "trained"
-        say(f"{action} {self.state.updates} steps: model {sha256}")
+        action = "paused after" if self.is_paused else "trained"
+        say(f"{action} {self.state.update_count} steps: model {sha256}")
 
         return sha256
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write one file of the model; retries until the object store is available."""
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write one file of the model, and retry while the object store is unavailable."""
         key = f"{self.spec.out}/{name}"
         retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
-        """Leave before the last step. Write the state to the object store if no surviving member
-        has it.
+        """Leave the run before its last step, and exit with 143.
 
-        Other members do not wait until the state is written. But if all members have agreed that we
-        leave, report the departure only after the write: a worker that replaces us must find the
-        state in the object store.
+        Writes the state to the object store if no surviving member may hold it. Members that do not
+        know that this process leaves must not wait for the write, so it reports its departure
+        first. If all members have agreed, it reports after the write: a worker that replaces this
+        one must find the state in the object store.
         """
         if self.group.others_may_wait:
             self.membership.leave()
 
         is_safe = True
         if self.group.last_copy and self.state.step > 0:
-            is_safe = self.checkpoints.flush(
+            is_safe = self.checkpoints.upload_current_state(
                 self.group.last_place, lambda: signals.seconds_left() - 1
             )
 

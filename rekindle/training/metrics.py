@@ -1,11 +1,11 @@
-"""Training progress: one log line per second, and curves that a thread sends to MLflow."""
+"""The progress of a training: at most one log line per second, and curves that a thread sends to
+MLflow."""
 
 import math
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from argolocal.common.json_text import replace_nan, to_json
 from rekindle.errors import TrackingError, say
@@ -14,17 +14,16 @@ from rekindle.errors import TrackingError, say
 MAX_POINTS = 500
 UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
 CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
-PROGRESS = re.compile(
+PROGRESS_LINE = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?:"
     r" validation_loss=(\S+))?"
 )
 
 
 class Curve:
-    """The exact losses of a training's steps, at equal distances. Every worker has an instance, and
-    sees all losses.
+    """The exact losses of up to about MAX_POINTS evenly spaced steps. Every worker records them.
 
-    A worker that joins later, or continues from a checkpoint, has only the losses since then.
+    A worker that joins late, or resumes from a checkpoint, has only the losses since then.
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -38,35 +37,36 @@ class Curve:
             self.losses[step] = loss
 
     def dump(self) -> bytes:
-        """Return the losses as JSON, whose numbers have all digits: [[step, loss], ...]; null if
-        not finite."""
+        """Return the losses as JSON with full precision: [[step, loss], ...]. A loss that is not
+        finite is null."""
         return to_json(replace_nan(sorted(self.losses.items()))).encode()
 
 
 class Metrics:
-    """Metrics of the group's rank 0. Every worker has an instance, since every worker may become
-    rank 0.
+    """The metrics that rank 0 logs. Every worker has an instance, since any worker may become rank
+    0.
 
-    `note` records the event `run` with `plan` once, and the event `loss` with each log line.
+    Calls `note` with the event `run` and the fields of `plan` once, and with the event `loss` for
+    each log line.
     """
 
     def __init__(
         self,
         run_id: str,
-        total: int,
+        total_steps: int,
         samples_per_step: int,
         prefix: str = "",
         note: Callable[..., None] = lambda event, **fields: None,
-        plan: Mapping[str, Any] | None = None,
+        plan: Mapping[str, object] | None = None,
     ) -> None:
         self.run_id = run_id
-        self.total = total
+        self.total = total_steps
         self.samples_per_step = samples_per_step
         self.note = note
         self.plan = plan or {}
         self.prefix = f"{prefix}/" if prefix else ""
-        self.steps_per_point = max(1, total // MAX_POINTS)
-        self._sums = [0.0, 0.0, 0]  # sums of loss and norm, and number of steps
+        self.steps_per_point = max(1, total_steps // MAX_POINTS)
+        self._sums = [0.0, 0.0, 0]  # sum of the losses, sum of the gradient norms, number of steps
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
         self._validation_loss: float | None = None  # the newest validation loss, if any
@@ -74,7 +74,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._error = ""
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._send_points, name="metrics", daemon=True)
 
     def record(self, step: int, loss: float, norm: float, rate: float) -> None:
         """Record update `step`, counted from 1."""
@@ -96,35 +96,40 @@ class Metrics:
 
             self._sums = [0.0, 0.0, 0]
             self._point_start = now
-            self._plot("train", values, step)
+            self._queue_points("train", values, step)
 
         if self._line_step < 0:  # the first step of a process is a warm-up and is not measured
             self._line_time = now
             self._line_step = step
             self.note("run", **self.plan)
         elif now - self._line_time >= 1 or step == self.total:
-            self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_time))
+            self._log_progress(
+                step, loss, (step - self._line_step) / max(1e-9, now - self._line_time)
+            )
             self._line_time = now
             self._line_step = step
 
-    def validated(self, step: int, values: dict[str, float]) -> None:
-        """Record the means over the held-out samples after update `step`."""
+    def record_validation(self, step: int, values: dict[str, float]) -> None:
+        """Record the validation of the weights after `step` updates: means over the held-out
+        samples by name."""
         self._validation_loss = values["loss"]
-        self._plot("validation", values, step)
+        self._queue_points("validation", values, step)
         if step == self.total:
             say("validation " + " ".join(f"{name}={value:.5f}" for name, value in values.items()))
 
-    def _plot(self, curves: str, values: dict[str, float], step: int) -> None:
+    def _queue_points(self, curve_prefix: str, values: dict[str, float], step: int) -> None:
         if self.run_id:
             with self._lock:
                 self._points += [
-                    (f"{self.prefix}{curves}/{name}", value, step) for name, value in values.items()
+                    (f"{self.prefix}{curve_prefix}/{name}", value, step)
+                    for name, value in values.items()
                 ]
             if not self._thread.ident:
                 self._thread.start()
 
     def close(self) -> None:
-        """Send the remaining points; log how many could not be sent."""
+        """Send the remaining points to MLflow; log the number of points that were not sent in
+        time."""
         self._closing.set()
         if self._thread.ident:
             self._thread.join(CLOSE_TIMEOUT_S)
@@ -134,7 +139,7 @@ class Metrics:
                 say(f"{len(self._points)} points of the curves are not in MLflow: {reason}")
             self._points = []
 
-    def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
+    def _log_progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
         if math.isfinite(loss):
             self.note("loss", loss=loss)
@@ -148,7 +153,7 @@ class Metrics:
             validation_text = f" validation_loss={self._validation_loss:.5f}"
         say(f"{line} eta_s={eta:.0f}{validation_text}")
 
-    def _run(self) -> None:
+    def _send_points(self) -> None:
         from rekindle import tracking
 
         is_closing = False

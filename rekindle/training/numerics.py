@@ -1,4 +1,4 @@
-"""Device and torch settings, which determine the bits of a result in addition to the config."""
+"""The device and the settings of torch: like the config, they determine the bits of a result."""
 
 import ctypes
 import platform
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainingSpec
 
@@ -16,15 +16,15 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
 
-def pick_device(spec: TrainingSpec) -> torch.device:
-    """Make torch deterministic and return the device to use. Raises ConfigError if the device does
-    not exist."""
+def prepare_device(spec: TrainingSpec) -> torch.device:
+    """Make torch deterministic, and return the device to train on. Raises ConfigError if
+    train.device does not exist."""
     _keep_freed_memory()
     torch.set_num_threads(spec.threads)
-    # has the effect of torch.use_deterministic_algorithms, which would import the compiler (1.8 s)
+    # same effect as torch.use_deterministic_algorithms, which also imports the compiler (1.8 s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     settings: Any = torch.utils.deterministic
-    # filling costs time, and this code never reads uninitialized memory
+    # the default fills new memory, which costs time; this code never reads uninitialized memory
     settings.fill_uninitialized_memory = False
 
     has_cuda = torch.cuda.is_available() if spec.device != "cpu" else False
@@ -37,28 +37,28 @@ def pick_device(spec: TrainingSpec) -> torch.device:
     if not has_cuda:
         return torch.device("cpu")
 
-    torch.cuda.set_device(whole_number("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1))
+    torch.cuda.set_device(read_integer("LOCAL_RANK", 0, 0, torch.cuda.device_count() - 1))
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _keep_freed_memory() -> None:
-    """Make malloc keep freed memory: otherwise each step may release and fault in the same
-    pages."""
+    """Let malloc reuse freed memory: otherwise each step may return its pages to the kernel and
+    fault them in again."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
-def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
+def make_autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager that sets the precision of models to `train.precision`."""
     if spec.precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
 
-def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
-    """Return the facts that the bits depend on, which must be equal in all workers."""
+def compute_fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
+    """Return the properties that the bits of a result depend on, which all workers must share."""
     facts = {
         "torch": f"{torch.__version__} ({torch.version.git_version[:8]})",
         "instruction set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

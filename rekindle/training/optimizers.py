@@ -1,7 +1,7 @@
-"""Optimizers: fused AdamW, or an optimizer created by the workload.
+"""The optimizers: torch's fused AdamW, or the optimizer that the workload creates.
 
-Both optimizers keep their state in the flat memory of the training state, so the state is part of
-every snapshot and checkpoint, and joining workers receive it.
+Both store their state in the flat memory of the training state, so every snapshot and checkpoint
+contains it, and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,18 @@ from rekindle.errors import ConfigError
 from rekindle.training.buffers import padded_size
 from rekindle.training.spec import TrainConfig
 
-kernels: Any = torch  # the type stubs lack the fused operations
-Rate = Callable[[float], float]  # function: highest learning rate → learning rate of this update
+kernels: Any = torch  # torch's type stubs lack the fused operations
+# function that returns the learning rate of this update for the highest learning rate
+Rate = Callable[[float], float]
 NamedParameters = list[tuple[str, nn.Parameter]]
 
 
 class FusedAdamW:
-    """torch's fused kernel, called directly on the flat weights.
+    """AdamW by torch's fused kernel, called directly on the flat weights.
 
-    The kernel is 4 times faster than separate operations, and saves each worker the import of
-    `torch.optim` (one second). `decay_size`: number of elements that decay (the matrices, which are
-    first).
+    The kernel is 4 times faster than separate operations, and without `torch.optim` each worker
+    starts a second earlier. `decay_size`: number of elements with weight decay (the matrices, which
+    come first).
     """
 
     def __init__(self, config: TrainConfig, size: int, decay_size: int) -> None:
@@ -36,7 +37,7 @@ class FusedAdamW:
         self._slices = ((slice(0, decay_size), config.weight_decay), (slice(decay_size, size), 0.0))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:
-        """Store the two moments in `memory`, float32 [floats]."""
+        """Store the means of the gradients and of their squares in `memory`, float32 [floats]."""
         flats = (weights, *memory.split(weights.numel()))
         self._groups = [
             (span, decay, *([flat[span]] for flat in flats)) for span, decay in self._slices
@@ -44,7 +45,7 @@ class FusedAdamW:
         self._count, self._divisor = weights.new_zeros(()), weights.new_zeros(())
 
     def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
-        """Make update number `step` (from 0) with `gradient` / `divisor`."""
+        """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`."""
         config = self.config
         lr = rate(self.config.learning_rate)
         self._count.fill_(step + 1)
@@ -69,12 +70,18 @@ class FusedAdamW:
             )
 
 
-class SparseWatch(TorchDispatchMode):
-    """Notes if an operation returns a sparse tensor."""
+class SparseTensorDetector(TorchDispatchMode):
+    """Records if an operation in its `with` block returns a sparse tensor."""
 
     has_sparse_tensors = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.layout != torch.strided:
             self.has_sparse_tensors = True
@@ -82,21 +89,22 @@ class SparseWatch(TorchDispatchMode):
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim, or a similar optimizer, whose state consists of tensors.
+    """An optimizer with the interface of torch.optim, whose state consists of tensors.
 
-    Optimizers create their state in their first step. To find these tensors, the constructor makes
-    a step with zero gradients and undoes it; the real first step then starts with the state of a
-    new optimizer.
+    An optimizer creates its state in its first step. To find these tensors, the constructor makes
+    one step with zero gradients and undoes it, so that training starts with a new optimizer.
     """
 
-    def __init__(self, optimizer: Any, named_parameters: NamedParameters) -> None:
+    def __init__(
+        self, optimizer: "torch.optim.Optimizer", named_parameters: NamedParameters
+    ) -> None:
         self.optimizer = optimizer
         self._named_parameters = named_parameters
         self._check_parameters()
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
 
         self._initial_state = {
-            p: _tensors(name, optimizer.state[p], torch.clone)
+            p: _convert_tensors(name, optimizer.state[p], torch.clone)
             for name, p in named_parameters
             if p in optimizer.state
         }
@@ -118,7 +126,7 @@ class TorchOptimizer:
         ]
 
         device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
-        # if the parameters are on a GPU: step counters, which stay on the CPU
+        # step counters stay on the CPU if the parameters are on a GPU
         host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]
         self._templates = device_entries + host_entries
         self._sizes = [
@@ -151,9 +159,10 @@ class TorchOptimizer:
             )
 
     def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
-        """Make update number `step` (from 0) with `gradient` / `divisor`. Raises ConfigError."""
+        """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`. Raises
+        ConfigError."""
         torch.div(gradient, divisor, out=self._gradient)
-        # an optimizer may drop or replace the gradients in its step
+        # set for each step, because an optimizer may drop or replace the gradients
         for (_, parameter), view in zip(self._named_parameters, self._gradient_views, strict=True):
             parameter.grad = view
 
@@ -173,7 +182,8 @@ class TorchOptimizer:
         self._copy_state_back()
 
     def _copy_state_back(self) -> None:
-        """Copy the state tensors that the step created or replaced to the attached memory."""
+        """Copy the state tensors that the optimizer's step created or replaced to the attached
+        memory."""
         for parameter, key, view in self._views:
             state = self.optimizer.state[parameter]
             value = state.get(key)
@@ -212,17 +222,17 @@ class TorchOptimizer:
             )
 
     def _create_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the state tensors by parameter and key, after a step with zero gradients. Raises
-        ConfigError."""
+        """Make a step with zero gradients, undo it, and return the state tensors that it created,
+        by parameter name and key. Raises ConfigError."""
         optimizer = self.optimizer
         kind = type(self.optimizer).__name__
         initial_weights = [p.detach().clone() for _, p in self._named_parameters]
-        earlier_settings = deepcopy(_settings(optimizer))
+        earlier_settings = deepcopy(_group_settings(optimizer))
 
         for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
 
-        watch = SparseWatch()
+        watch = SparseTensorDetector()
         try:
             with watch:
                 optimizer.step()
@@ -239,7 +249,7 @@ class TorchOptimizer:
                 " use the dense gradients that it gets."
             )
 
-        if _settings(optimizer) != earlier_settings:
+        if _group_settings(optimizer) != earlier_settings:
             raise ConfigError(
                 f"the workload's optimizer {kind} keeps state in its param_groups, which would be"
                 " lost with a worker: its state must be tensors in `optimizer.state`."
@@ -250,24 +260,24 @@ class TorchOptimizer:
             parameter.data.copy_(weights)
 
         return {
-            name: _tensors(name, optimizer.state[p], torch.Tensor.detach)
+            name: _convert_tensors(name, optimizer.state[p], torch.Tensor.detach)
             for name, p in self._named_parameters
         }
 
 
-def _settings(optimizer: Any) -> list[dict[str, Any]]:
+def _group_settings(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
 
 
-def _tensors(
+def _convert_tensors(
     name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Apply `convert` to the tensors of one parameter's state.
+    """Return the state of the parameter `name` with `convert` applied to each tensor.
 
-    Raises ConfigError if the state contains a value of another kind.
+    Raises ConfigError if a value is not a dense tensor.
     """
     for key, value in state.items():
         if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):

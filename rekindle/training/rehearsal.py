@@ -1,8 +1,8 @@
-"""Refuse a workload that cannot be trained, before its data is prepared.
+"""Rejects a workload that cannot be trained, before its data is prepared.
 
-The workload is tried on the first rows of its data in a separate process (`steps.rehearse`), since
-this imports torch. A success is recorded in the cache folder, for the same code, settings and
-source file; so is a model that cannot be built without the whole data.
+The step `steps.rehearse` tries the workload on the first rows of its data, in a separate process
+because it imports torch. A rehearsal that has not failed is recorded in the cache folder, and not
+repeated for the same code, settings and source file.
 """
 
 import hashlib
@@ -20,37 +20,36 @@ from rekindle.cache.folder import cache_folder
 from rekindle.errors import ConfigError, say
 from rekindle.step import flag, to_text
 
-STEP = "steps.rehearse"
-ROWS = 1000
-TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
+REHEARSAL_STEP = "steps.rehearse"
+REHEARSAL_ROWS = 1000
+TIMEOUT_S = 30  # time limit of the rehearsal before a run, which may start without its result
 TIMEOUT_STAGE = "timeout"
-# stage of the check → exit codes of errors that a training would meet, too. Other stages may fail
-# only because the rehearsal has few rows.
-CERTAIN_ERRORS = {
+# stage of the rehearsal → exit codes of failures that a training would repeat. Other failures may
+# have a cause that a training lacks: the rehearsal reads few rows.
+CERTAIN_EXIT_CODES = {
     "dataset": (exit_codes.INVALID_CONFIG,),
     **dict.fromkeys(
         ("model", "optimizer", "loss", "step", "predict", "fit"),
         (exit_codes.CODE_ERROR, exit_codes.INVALID_CONFIG),
     ),
 }
-# parts of a config that a training depends on
+# sections of a config that a training depends on
 SECTIONS = ("workload", "families", "data", "model", "train")
 Sections = dict[str, Any]
 
 
 def check_trainable(config: Sections, scheduled: str = "") -> None:
-    """Raise ConfigError if a training with these sections certainly fails; return if it may
-    succeed.
+    """Raise ConfigError if a rehearsal shows that a training with this config must fail.
 
-    `scheduled`: the end of a moving window (default: the current time).
+    `scheduled`: end of a moving data window (default: the current time).
     """
     sections = {name: config[name] for name in SECTIONS if name in config}
     train = sections["train"]
     cpu_sections = sections | {
         "train": train | ({"device": "cpu"} if train["device"] == "auto" else {})
     }
-    code_digest = code.identity([STEP, sections["workload"]])
-    source = _stamp(sections["data"])
+    code_digest = code.identity([REHEARSAL_STEP, sections["workload"]])
+    source = _stamp_source(sections["data"])
     identity = {"code": code_digest, "sections": cpu_sections, "source": source}
     folder = cache_folder() / "trainable"
 
@@ -59,17 +58,17 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
         return
 
     report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)
-    if report.get("may_need_more_rows") and is_certain(report):
+    if report.get("may_need_more_rows") and is_certain_failure(report):
         report = rehearse(cpu_sections, rows=0, timeout=TIMEOUT_S, scheduled=scheduled)
 
     if report["stage"] == TIMEOUT_STAGE:
         advice = "`rekindle check CONFIG` has no time limit."
         say(
-            f"the training of {sections['workload']} was not tried before the run:"
+            f"the workload {sections['workload']} was not rehearsed before the run:"
             f" {report['error']} {advice}"
         )
 
-    if is_certain(report):
+    if is_certain_failure(report):
         raise ConfigError(report["error"])
 
     if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
@@ -77,13 +76,13 @@ def check_trainable(config: Sections, scheduled: str = "") -> None:
         success_file.touch()
 
 
-def is_certain(report: dict[str, Any]) -> bool:
-    """Return True if a training would meet the error of a rehearsal, too."""
-    return report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ())
+def is_certain_failure(report: dict[str, Any]) -> bool:
+    """Return True if a training would fail with the same error as the rehearsal."""
+    return report.get("exit_code") in CERTAIN_EXIT_CODES.get(report["stage"], ())
 
 
-def _stamp(data: dict[str, Any]) -> list[int]:
-    """Return the size and the modification time of a source that is a file, else an empty list."""
+def _stamp_source(data: dict[str, Any]) -> list[int]:
+    """Return the size and the modification time of the source file; [] for other sources."""
     path = Path(str(data["source"]))
     status = path.stat() if path.is_file() else None
     if status:
@@ -93,12 +92,12 @@ def _stamp(data: dict[str, Any]) -> list[int]:
 
 def rehearse(
     config: Sections,
-    rows: int = ROWS,
+    rows: int = REHEARSAL_ROWS,
     thorough: bool = False,
     timeout: float | None = None,
     scheduled: str = "",
 ) -> dict[str, Any]:
-    """Run the step `rehearse` in a process of its own; return its report."""
+    """Run the step `steps.rehearse` in a separate process and return its report."""
     inputs = {name: config[name] for name in SECTIONS if name in config}
     inputs["rows"] = rows
     inputs["thorough"] = thorough
@@ -113,7 +112,7 @@ def rehearse(
             "-m",
             "rekindle",
             "step",
-            STEP,
+            REHEARSAL_STEP,
             *flags,
             "--output",
             f"report={report}",
@@ -132,5 +131,5 @@ def rehearse(
             return json.loads(report.read_text())
 
     last_line = (process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-    error = f"the process of the check ended with exit code {process.returncode}: {last_line}"
+    error = f"the rehearsal process ended with exit code {process.returncode}: {last_line}"
     return {"stage": "process", "error": error, "exit_code": 1}

@@ -1,9 +1,9 @@
-"""Selects the samples of each virtual worker: a pure function of (seed, step, virtual worker),
-without other state.
+"""Selects the samples of each micro-batch as a pure function of the seed, the step and the virtual
+worker.
 
-Positions 0, 1, 2, … run through one random permutation of the samples after another: each epoch
-visits each sample exactly once, and a micro-batch may straddle two epochs. Virtual worker v of step
-s reads `batch_size` positions, starting at (s·V + v)·batch_size.
+The samples form an endless stream: one random permutation of all samples per epoch. Each epoch
+contains each sample exactly once, and a micro-batch may span two epochs. In step s, virtual worker
+v of V takes the `batch_size` samples of the stream from position (s·V + v)·batch_size on.
 """
 
 from functools import lru_cache
@@ -13,9 +13,9 @@ import torch
 UINT64_MASK = (1 << 64) - 1
 
 
-def mix(*numbers: int) -> int:
-    """Return a 63-bit seed that differs widely for similar integers (the finalizer of splitmix64,
-    applied to each)."""
+def mix_seed(*numbers: int) -> int:
+    """Hash integers to a 63-bit seed (the finalizer of splitmix64), so that similar integers give
+    unrelated seeds."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & UINT64_MASK
@@ -33,14 +33,14 @@ class Sampler:
         self.batch_size = batch_size
         self.virtual_workers = virtual_workers
         self.seed = seed
-        # a micro-batch spans at most two epochs, unless it is larger than an epoch
+        # a micro-batch spans at most two epochs, unless the dataset is smaller than the micro-batch
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(mix(self.seed, epoch, 1))
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, 1))
         return torch.randperm(self.samples, generator=generator, dtype=torch.int64)
 
-    def indices(self, step: int, virtual_worker: int) -> torch.Tensor:
+    def sample_indices(self, step: int, virtual_worker: int) -> torch.Tensor:
         """Return the sample indices of one micro-batch, int64 [batch_size]."""
         start = (step * self.virtual_workers + virtual_worker) * self.batch_size
         epoch, offset = divmod(start, self.samples)
@@ -54,6 +54,6 @@ class Sampler:
             return pieces[0]
         return torch.cat(pieces)
 
-    def randomness(self, step: int, virtual_worker: int) -> int:
-        """Return the seed for all randomness of one micro-batch (dropout, augmentation)."""
-        return mix(self.seed, step, virtual_worker + 2)
+    def micro_batch_seed(self, step: int, virtual_worker: int) -> int:
+        """Return the seed of the random numbers of one micro-batch (dropout, augmentation)."""
+        return mix_seed(self.seed, step, virtual_worker + 2)

@@ -1,5 +1,5 @@
-"""One step of a training, to find out in seconds whether it can work: no group, no checkpoints, no
-object store."""
+"""Runs one step of a training, without a group, checkpoints or the object store, to find errors of
+the workload within seconds."""
 
 import math
 from contextlib import nullcontext
@@ -14,54 +14,62 @@ from rekindle import families
 from rekindle.errors import ConfigError
 from rekindle.training.computation import (
     SPARSE_GRADIENTS,
-    Computation,
+    StepComputation,
     build_model,
-    make_state,
+    make_training_state,
     open_samples,
 )
-from rekindle.training.numerics import pick_device
+from rekindle.training.numerics import prepare_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import State
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload
 
-MAX_PARAMETERS = 100_000_000  # a larger model is only built on the meta device, without memory
-# more than two, since two virtual workers might change a buffer by the same amount by chance
+# number of parameters above which a model is built on the meta device, which allocates no memory
+MAX_PARAMETERS = 100_000_000
+# more than two: two virtual workers might by chance change a buffer by the same amount
 MAX_VIRTUAL_WORKERS = 4
-META = torch.device("meta")
-Report = dict[str, Any]  # `stage`: the function of the workload that is being tried
+META_DEVICE = torch.device("meta")
+# the results of the test; `stage` names the function of the workload that is being called
+Report = dict[str, Any]
 
 
-def small_spec(
+def make_one_step_spec(
     train: dict[str, Any], workload: str, model: dict[str, Any], family: str
 ) -> TrainingSpec:
     """Return a training of one step with few virtual workers."""
     count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
-    return TrainingSpec.local(
+    return TrainingSpec.for_local_training(
         workload, model, train | {"virtual_workers": count, "steps": 1}, family
     )
 
 
-def build(
-    spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report: Report, any_size: bool
+def build_state(
+    spec: TrainingSpec,
+    workload: Workload,
+    facts: dict[str, Any],
+    report: Report,
+    allow_any_size: bool,
 ) -> State:
-    """Build model and state, and describe them; on the meta device if the model is too large
-    (unless `any_size`)."""
+    """Build the model and its training state, and describe both in `report`.
+
+    A model above MAX_PARAMETERS is built on the meta device, unless `allow_any_size` is set.
+    """
     report["stage"] = "device"
-    device = pick_device(spec)
+    device = prepare_device(spec)
     report["stage"] = "model"
 
-    if not any_size and _count_on_meta(spec, workload, facts) > MAX_PARAMETERS:
-        device = META
+    if not allow_any_size and _count_on_meta(spec, workload, facts) > MAX_PARAMETERS:
+        device = META_DEVICE
 
-    with META if device is META else nullcontext():
+    with META_DEVICE if device is META_DEVICE else nullcontext():
         model = build_model(spec, workload, facts)
 
     report["stage"] = "optimizer"
-    state = make_state(spec, workload, model, device)
+    state = make_training_state(spec, workload, model, device)
     state.step = 0
-    report.update(describe(model, {id(p) for p in state.parameters}))
+    report.update(describe_tensors(model, {id(p) for p in state.parameters}))
     report["device"] = str(device)
     report["state_bytes"] = state.memory.numel() * state.memory.element_size()
 
@@ -69,7 +77,7 @@ def build(
 
 
 def reject_sparse_layers(state: State) -> None:
-    """Raise ConfigError for a layer whose gradients would be sparse, if no step shows them."""
+    """Raise ConfigError if a layer would have sparse gradients, for a model that makes no step."""
     trained_ids = {id(parameter) for parameter in state.parameters}
     for name, layer in state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
@@ -77,7 +85,7 @@ def reject_sparse_layers(state: State) -> None:
             raise ConfigError(f'the layer "{name}" of the model {SPARSE_GRADIENTS}')
 
 
-def fit(
+def try_fit(
     spec: TrainingSpec,
     workload: Workload,
     facts: dict[str, Any],
@@ -87,7 +95,7 @@ def fit(
 ) -> None:
     """Build a fitted family; with a dataset, fit it and write the model's files to `out`."""
     report["stage"] = "model"
-    pick_device(spec)
+    prepare_device(spec)
     model = build_model(spec, workload, facts)
 
     if dataset:
@@ -96,91 +104,97 @@ def fit(
         report["samples"] = len(samples)
         report["stage"] = "fit"
         fitting.fit_model(spec, workload, model, samples)
-        fitting.write(out, model, spec.identity())
-        fitting.check_saved(spec, workload, dataset, model, samples, out)
+        fitting.write_model(out, model, spec.identity())
+        fitting.check_saved_model(spec, workload, dataset, model, samples, out)
         fitting.check_repeatable(spec, workload, model, samples, facts)
         report["stage"] = "loss"
         few = Subset(samples, torch.arange(min(len(samples), 4 * spec.batch_size)))
-        report["validation"] = choice.validate(spec, workload, model, few, torch.device("cpu"))
-        choice.best_of({spec.family: report["validation"]}, families.criterion(workload))
+        report["validation"] = choice.compute_validation(
+            spec, workload, model, few, torch.device("cpu")
+        )
+        choice.find_best_family({spec.family: report["validation"]}, families.criterion(workload))
 
-    report.update(describe(model, set()))
+    report.update(describe_tensors(model, set()))
 
 
-def describe(model: nn.Module, trained: set[int]) -> Report:
+def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
     """Describe the tensors of a model; `trained`: ids of its trained parameters."""
     return {
         "model": type(model).__name__,
         "parameters": [
-            _describe(name, p) | {"trained": id(p) in trained}
+            _describe_tensor(name, p) | {"trained": id(p) in trained_ids}
             for name, p in model.named_parameters()
         ],
-        "buffers": [_describe(name, buffer) for name, buffer in model.named_buffers()],
+        "buffers": [_describe_tensor(name, buffer) for name, buffer in model.named_buffers()],
     }
 
 
 def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:
-    """Return the number of parameters; 0 if it cannot be built on the meta device."""
+    """Return the number of parameters of the model; 0 if the meta device cannot build it."""
     try:
-        with META:
+        with META_DEVICE:
             model: nn.Module = build_model(spec, workload, facts)
         return sum(p.numel() for p in model.parameters())
-    except Exception:  # a fault of the workload also occurs on a real device, which reports it
+    except (
+        Exception
+    ):  # if the workload is at fault, building on a real device raises the error again
         return 0
 
 
-def _describe(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Tensor):
-        return {"name": name, "shape": [], "dtype": type(value).__name__}
+def _describe_tensor(name: str, tensor: object) -> dict[str, Any]:
+    if not isinstance(tensor, Tensor):
+        return {"name": name, "shape": [], "dtype": type(tensor).__name__}
     return {
         "name": name,
-        "shape": list(value.shape),
-        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
     }
 
 
-def step(
+def try_step(
     spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report
-) -> Computation:
+) -> StepComputation:
     """Make one step and, if the config has validation, a validation."""
     report["stage"] = "dataset"
     samples, held_out = open_samples(spec, workload, dataset)
-    computation = Computation(spec, workload, state, samples, held_out)
-    batch = samples.batch(computation.sampler.indices(0, 0))
+    computation = StepComputation(spec, workload, state, samples, held_out)
+    batch = samples.batch(computation.sampler.sample_indices(0, 0))
     report["samples"] = len(samples)
-    report["batch"] = [_describe("", value) for value in batch]
+    report["batch"] = [_describe_tensor("", value) for value in batch]
     report["stage"] = "loss"
-    losses, total = _sum(computation, 0)
+    losses, total = _sum_over_virtual_workers(computation, 0)
     report["stage"] = "step" if total.isfinite().all() else "gradient"
     norm, _ = computation.update(0, total)
     report["loss"] = math.fsum(losses) / len(losses)
     report["gradient_norm"] = norm
     report["stage"] = "loss"
-    _, total = _sum(computation, 1)
+    _, total = _sum_over_virtual_workers(computation, 1)
 
     if held_out:
-        report["validation"] = computation.validation.result(total)
+        report["validation"] = computation.validation.compute_means(total)
         if spec.family:
             choice.check_metric(spec.family, report["validation"], families.criterion(workload))
 
     return computation
 
 
-def _sum(computation: Computation, step: int) -> tuple[list[float], Tensor]:
+def _sum_over_virtual_workers(
+    computation: StepComputation, step: int
+) -> tuple[list[float], Tensor]:
     """Return the losses of all virtual workers, and the sum of their summands."""
     state = computation.state
     losses = []
     total = state.weights.new_zeros(state.width)
     for virtual_worker in range(computation.spec.virtual_workers):
-        loss, summands = computation.compute(step, virtual_worker)
+        loss, summands = computation.compute_summands(step, virtual_worker)
         losses.append(loss.item())
-        for view, value in zip(state.summands(total), summands, strict=True):
+        for view, value in zip(state.view_summands(total), summands, strict=True):
             view += value
     return losses, total
 
 
-def count_flops(computation: Computation) -> int:
+def count_flops(computation: StepComputation) -> int:
     """Return the floating-point operations of one micro-batch, forward and backward."""
     with FlopCounterMode(display=False) as counter:
-        computation.compute(0, 0)
+        computation.compute_summands(0, 0)
     return counter.get_total_flops()

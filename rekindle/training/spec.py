@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -12,7 +13,9 @@ from rekindle.errors import ConfigError
 from rekindle.sections import Section
 from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 
-# a training in one process; the number of workers does not change the weights
+# properties of a worker that the bits of a result depend on (numerics.compute_fingerprint)
+Fingerprint = dict[str, str | int]
+# settings of a training in one process; the number of workers does not change the weights
 SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 
@@ -31,7 +34,8 @@ class TrainConfig(Section):
         }
     )
 
-    HELD_OUT: ClassVar = ("validation", "seed")  # settings that determine the held-out samples
+    # settings that select the held-out samples
+    HELD_OUT_SETTINGS: ClassVar = ("validation", "seed")
 
     workers: int = Field(
         2, ge=1, description="number of processes to start; does not change the weights"
@@ -155,7 +159,7 @@ class TrainConfig(Section):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _check_validation(cls, value: Any) -> float | str:
+    def _check_validation(cls, value: str | float) -> float | str:
         with suppress(TypeError, ValueError):
             if value == "workload" or 0 <= float(value) < 1:
                 if value == "workload":
@@ -204,8 +208,8 @@ class TrainConfig(Section):
             if name not in self.NOT_IN_RESULT
         }
 
-    def misfits(self, fingerprint: dict[str, Any]) -> list[str]:
-        """Return the entries of a worker's fingerprint that `train.fingerprint` does not allow."""
+    def find_fingerprint_mismatches(self, fingerprint: Fingerprint) -> list[str]:
+        """Describe each entry of a worker's fingerprint that `train.fingerprint` does not allow."""
         return [
             f"{key} is {fingerprint.get(key)} and not {value}"
             for key, value in self.fingerprint.items()
@@ -213,19 +217,19 @@ class TrainConfig(Section):
         ]
 
     def total_steps(self, samples: int) -> int:
-        """Return the number of optimizer updates of the run with `samples` training samples."""
-        return self.steps or self._updates_of(self.epochs, samples)
+        """Return the number of optimizer updates of a training with `samples` training samples."""
+        return self.steps or self._count_updates(self.epochs, samples)
 
-    def validation_every(self, samples: int) -> int:
+    def validation_interval(self, samples: int) -> int:
         """Return the number of optimizer updates between two validations."""
-        return self.validation_steps or self._updates_of(self.validation_epochs, samples)
+        return self.validation_steps or self._count_updates(self.validation_epochs, samples)
 
-    def _updates_of(self, epochs: float, samples: int) -> int:
+    def _count_updates(self, epochs: float, samples: int) -> int:
         return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
 
-    def rate(self, step: int, total: int, highest: float) -> float:
-        """Return the learning rate of update `step` of `total`; `highest`: the rate at the end of
-        the warm-up."""
+    def learning_rate_at(self, step: int, total: int, highest: float) -> float:
+        """Return the learning rate of update `step` of `total`. `highest` is the rate after the
+        warm-up."""
         warmup_steps = round(self.warmup * total)
         if step < warmup_steps:
             return highest * (step + 1) / warmup_steps
@@ -238,7 +242,7 @@ class TrainConfig(Section):
         return highest * factors[self.schedule]
 
 
-def check_training(train: TrainConfig, workload: Any) -> None:
+def check_supported_settings(train: TrainConfig, workload: Any) -> None:
     """Raise ConfigError if the workload does not support these settings."""
     if train.validation == "workload" and "validation" not in getattr(workload, "splits", ()):
         raise ConfigError(
@@ -249,7 +253,7 @@ def check_training(train: TrainConfig, workload: Any) -> None:
 
 
 class TrainingSpec(StepInputs, TrainConfig):
-    """Inputs of one training run, the same for every worker and the coordinator."""
+    """The inputs of one training run: every worker and the coordinator get the same."""
 
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
@@ -287,23 +291,22 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
-        """Parse the command line of the launcher or coordinator, which get the same flags. Raises
-        ConfigError."""
+        """Parse the command line of the launcher or the coordinator. Raises ConfigError."""
         flags = vars(parser("steps.train", cls).parse_args(argv))
         return cast(
             Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields})
         )
 
     @classmethod
-    def local(
+    def for_local_training(
         cls,
         workload: str,
-        model: dict[str, Any],
-        train: dict[str, Any],
+        model: Mapping[str, object],
+        train: Mapping[str, object],
         family: str = "",
         digest: str = "",
     ) -> Self:
-        """Return the inputs of a training in one process that does not use the object store."""
+        """Return the inputs of a training in one process, without the object store."""
         values = {
             **train,
             **SINGLE_WORKER,
@@ -318,8 +321,8 @@ class TrainingSpec(StepInputs, TrainConfig):
         return cls.model_validate(values)
 
     def identity(self) -> dict[str, Any]:
-        """Return all facts that the weights depend on, except the machine (see
-        `numerics.fingerprint`)."""
+        """Return all inputs that the weights depend on; the machine's part is in
+        `numerics.compute_fingerprint`."""
         facts = {
             "workload": self.workload,
             "model": self.model,
@@ -331,7 +334,8 @@ class TrainingSpec(StepInputs, TrainConfig):
         }
 
     def identity_hash(self) -> str:
-        """Return the sha256 of the identity, which marks the checkpoints and the model of a run."""
+        """Return the sha256 of `identity()`, which the checkpoints and the model of a run
+        record."""
         return hashlib.sha256(to_json(self.identity(), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -339,10 +343,10 @@ class TrainingSpec(StepInputs, TrainConfig):
         """Key prefix of the run's ledger."""
         return f"{self.checkpoints}/ledger"
 
-    def pause(self, samples: int) -> int:
-        """Return the step to pause at, which has a validation and precedes the last step; 0: do not
-        pause."""
-        every = self.validation_every(samples)
+    def pause_step(self, samples: int) -> int:
+        """Return the step at which training pauses: the step of a validation before the last one,
+        or 0 for no pause."""
+        every = self.validation_interval(samples)
         total = self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every
         if self.validation and 0 < self.until < 1 and step < total:

@@ -1,15 +1,14 @@
 """The whole training state in one flat tensor: weights, optimizer state, average of the weights
 (optional), buffers, and the best weights so far with the record of validation (optional).
 
-One tensor needs one broadcast, and one copy for a checkpoint, so no part can be forgotten.
-Parameters and non-float32 tensors are views of this tensor, aligned to 64 bytes.
+One broadcast sends this tensor and one copy saves it, so no part can be forgotten. Parameters and
+non-float32 tensors are views of this tensor, aligned to 64 bytes.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,16 +27,17 @@ from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
 MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
-# number of float64 values: best validation loss, its step, validations since then, 1 if training
-# has ended
+# number of float64 values in the record of validation: the best loss, its step, the number of
+# validations since then, and 1 if training has ended
 RECORD_LENGTH = 4
 
 
 class State:
-    """A model and its optimizer. `step`: number of updates made; -1: not initialized yet.
+    """A model and its optimizer. `step` is the number of updates made, or -1 before the state is
+    initialized.
 
-    With validation, a last step without an update ends training. `make_optimizer`: function of the
-    workload; default: AdamW.
+    With validation, training ends with one step that only validates. `make_optimizer` is the
+    workload's function `optimizer`; without it, the optimizer is AdamW.
     """
 
     def __init__(
@@ -45,22 +45,24 @@ class State:
         model: nn.Module,
         config: TrainConfig,
         device: torch.device,
-        make_optimizer: Callable[[nn.Module, TrainConfig], Any] | None = None,
+        make_optimizer: Callable[[nn.Module, TrainConfig], object] | None = None,
     ) -> None:
         self.model = model.to(device)
         self.config = config
         self.device = device
         self.step = -1
 
-        # this call may freeze parameters
-        optimizer = make_optimizer(model, config) if make_optimizer else None
-        if make_optimizer and not isinstance(optimizer, torch.optim.Optimizer):
-            result = in_one_line(optimizer)
-            raise ConfigError(
-                f"`optimizer` returned {result}: it must return a torch.optim.Optimizer."
-            )
+        optimizer = None
+        if make_optimizer:
+            # called first, because it may freeze parameters
+            optimizer = make_optimizer(model, config)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise ConfigError(
+                    f"`optimizer` returned {in_one_line(optimizer)}: it must return a"
+                    " torch.optim.Optimizer."
+                )
 
-        named_parameters = _trainable(model)
+        named_parameters = _list_trainable_parameters(model)
         self.parameters = [p for _, p in named_parameters]
         offsets = [0]
 
@@ -90,18 +92,15 @@ class State:
             self.optimizer.floats,
             self.size if config.average else 0,
             self.buffers.floats,
-        ]
-
-        sizes += [
             self.size + self.buffers.floats if config.keep_best else 0,
             ALIGNMENT if config.validation else 0,
         ]
         self.memory = torch.zeros(sum(sizes), device=device)
         self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
         self._average = average if config.average else self.weights
-
         self._record = record.view(torch.float64)[:RECORD_LENGTH] if config.validation else None
-        for p, view in zip(self.parameters, self.views(self.weights), strict=True):
+
+        for p, view in zip(self.parameters, self.view_parameters(self.weights), strict=True):
             view.copy_(p.data)
             p.data = view
 
@@ -112,21 +111,24 @@ class State:
             *self.buffers.widths,
             *([1 + MAX_MEASURES] if config.validation else []),
         ]
-        # number of elements that are summed over the virtual workers
+        # number of float32 elements that are summed over the virtual workers
         self.width = self.size + sum(self._extra_widths)
 
-    def views(self, flat: Tensor) -> list[Tensor]:
+    def view_parameters(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
         pairs = zip(self._offsets, self.parameters, strict=True)
         return [flat[start : start + p.numel()].view(p.shape) for start, p in pairs]
 
-    def summands(self, flat: Tensor) -> list[Tensor]:
-        """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation
-        sums."""
-        return [*self.views(flat), *flat[self.size : self.width].split(self._extra_widths)]
+    def view_summands(self, flat: Tensor) -> list[Tensor]:
+        """Return views of `flat` [width], one per summand: gradients, changes of buffers,
+        validation sums."""
+        return [
+            *self.view_parameters(flat),
+            *flat[self.size : self.width].split(self._extra_widths),
+        ]
 
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
-        """Make one update from `total` [width], the sum over `scale` virtual workers.
+        """Make one update from `total` [width], the sum of the summands of `scale` virtual workers.
 
         Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not
         finite.
@@ -143,7 +145,7 @@ class State:
             )
 
         if self.buffers.widths:
-            self.buffers.apply(
+            self.buffers.apply_totals(
                 total[self.size :][: sum(self.buffers.widths)], config.virtual_workers
             )
 
@@ -151,7 +153,7 @@ class State:
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
 
-        # a faster decay at first: otherwise the initial weights would count for too long
+        # the decay is faster at first, so that the average soon forgets the initial weights
         if config.average:
             self._average.lerp_(
                 self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step))
@@ -159,9 +161,8 @@ class State:
 
         return norm
 
-    def judge(self, loss: float, *, last: bool) -> bool:
-        """Record the validation loss of the current weights. Returns True if training ends without
-        another update."""
+    def record_validation(self, loss: float, *, last: bool) -> bool:
+        """Record the validation loss of the current weights. Returns True if training ends here."""
         assert self._record is not None
 
         best, best_step, misses, _ = self._record.tolist()
@@ -178,34 +179,36 @@ class State:
 
         ends = last or 0 < self.config.patience <= misses
         self._record.copy_(torch.tensor([best, best_step, misses, ends], dtype=torch.float64))
-        self.step += ends
+        if ends:
+            self.step += 1
 
         return ends
 
-    def finished(self, total: int) -> bool:
-        """Return True if training has ended, after `total` updates at the latest."""
+    def is_finished(self, total: int) -> bool:
+        """Return True if training has ended, either early or after `total_steps` updates."""
         if self._record is None:
             return self.step >= total
         return self.step > 0 and self._record[3].item() > 0
 
     @property
-    def updates(self) -> int:
+    def update_count(self) -> int:
+        """Number of updates made; with validation, the step that ends training makes none."""
         return self.step - int(self._record is not None and self._record[3].item() > 0)
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the best validation so far, if any."""
+        """Step and loss of the best validation so far; None before the first one."""
         loss, step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
         if step:
             return (int(step), loss)
         return None
 
     @contextmanager
-    def released(self) -> Iterator[None]:
-        """Set the model to the weights that would be released now, in eval mode and without
-        gradients."""
+    def use_released_weights(self) -> Iterator[None]:
+        """Let the model use the weights that a release would contain now, in eval mode and without
+        gradients, inside a `with` block."""
         modes = [(module, module.training) for module in self.model.modules()]
-        self.buffers.load()
+        self.buffers.load_into_model()
         self._point_to(self._average)
         self.model.eval()
 
@@ -219,17 +222,18 @@ class State:
 
     def _point_to(self, flat: Tensor) -> None:
         if self.config.average:
-            for p, view in zip(self.parameters, self.views(flat), strict=True):
+            for p, view in zip(self.parameters, self.view_parameters(flat), strict=True):
                 p.data = view
 
-    def trained(self) -> dict[str, Tensor]:
-        """Return the state_dict to release, on the CPU: with the best weights if they are kept, or
-        the average."""
+    def copy_released_tensors(self) -> dict[str, Tensor]:
+        """Return a copy of the state_dict on the CPU, with the weights to release: the best weights
+        (train.keep_best), the average (train.average), or the current weights."""
         best = self._best if self.config.keep_best and self.best else None
         weights = self._average if best is None else best[: self.size]
-        self.buffers.load(None if best is None else best[self.size :])
+        self.buffers.load_into_model(None if best is None else best[self.size :])
         released = {
-            id(p): view for p, view in zip(self.parameters, self.views(weights), strict=True)
+            id(p): view
+            for p, view in zip(self.parameters, self.view_parameters(weights), strict=True)
         }
         tensors: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
 
@@ -239,8 +243,9 @@ class State:
         }
 
 
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trainable parameters, matrices first: only matrices decay. Raises ConfigError."""
+def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the trainable parameters by name, matrices first, since only matrices decay. Raises
+    ConfigError."""
     named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     shapeless = [
@@ -271,7 +276,7 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
-    """Copy all weights of the release at `prefix` to `model` that match by name and shape.
+    """Copy to `model` the weights of the release at `prefix` whose names and shapes match.
 
     Raises DataError if the release does not exist, if its weights were changed, or if nothing
     matches.
@@ -307,9 +312,9 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
     initial = model.state_dict()
 
     copied = {
-        k: value
-        for k, value in released.items()
-        if k in initial and initial[k].shape == value.shape
+        name: value
+        for name, value in released.items()
+        if name in initial and initial[name].shape == value.shape
     }
     if not copied:
         raise DataError(

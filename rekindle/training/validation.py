@@ -1,9 +1,9 @@
-"""Validation during training: loss and measures of held-out samples, in eval mode, with the weights
-to release.
+"""Validation during training: loss and measures of the held-out samples, in eval mode, with the
+weights to release.
 
-The micro-batches of the held-out samples are distributed to the virtual workers, and their sums are
-reduced together with the gradients of the next step. So the number of workers does not change a bit
-of these sums, and a validation needs no extra communication.
+The virtual workers share the micro-batches of the held-out samples, and their sums are reduced
+together with the gradients of the next step. So the number of workers does not change the bits of
+these sums, and a validation needs no extra communication.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rekindle.errors import ConfigError, DataError, in_one_line, to_number
-from rekindle.training.numerics import autocast
-from rekindle.training.sampler import mix
+from rekindle.training.numerics import make_autocast
+from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import MAX_MEASURES, State
-from rekindle.workload import Workload
+from rekindle.workload import Dataset, Workload
 
 Batch = tuple[Tensor, ...]
 
@@ -26,7 +26,7 @@ Batch = tuple[Tensor, ...]
 class Subset:
     """Some samples of a dataset, or all of them if `indices` (int64) is None."""
 
-    def __init__(self, data: Any, indices: Tensor | None) -> None:
+    def __init__(self, data: Dataset, indices: Tensor | None) -> None:
         self.data = data
         self.indices = indices
 
@@ -39,11 +39,11 @@ class Subset:
         return self.data.batch(indices if self.indices is None else self.indices[indices])
 
 
-def split(
-    spec: TrainingSpec, workload: Workload, data: Any, path: Path
+def split_samples(
+    spec: TrainingSpec, workload: Workload, data: Dataset, path: Path
 ) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples. Raises DataError if one of the two sets
-    would be empty."""
+    """Return the training samples and the held-out samples (None without validation). Raises
+    DataError if one of the two sets would be empty."""
     if spec.validation == "workload":
         held_out = Subset(workload.dataset(path, "validation"), None)
         if not len(held_out):
@@ -66,13 +66,13 @@ def split(
         )
 
     order = torch.randperm(
-        len(data), generator=torch.Generator().manual_seed(mix(spec.seed, 0, 0, 1))
+        len(data), generator=torch.Generator().manual_seed(mix_seed(spec.seed, 0, 0, 1))
     )
     return Subset(data, order[count:].sort().values), Subset(data, order[:count].sort().values)
 
 
-def measured_values(result: Any) -> dict[str, float]:
-    """Return the result of a workload's `measures` as numbers. Raises ConfigError."""
+def parse_measures(result: object) -> dict[str, float]:
+    """Convert the result of a workload's `measures` to numbers by name. Raises ConfigError."""
     if isinstance(result, dict):
         values = {name: to_number(value) for name, value in result.items()}
     else:
@@ -86,10 +86,10 @@ def measured_values(result: Any) -> dict[str, float]:
 
 
 class Validation:
-    """The validations of a run.
+    """Computes the validations of a run.
 
-    `fetch(samples, indices, seed)` returns a micro-batch on the device. `aborted()` returns True if
-    the group will repeat the step, so that the result is not needed.
+    `load_batch(samples, indices, seed)` returns a micro-batch on the device. `is_aborted()` returns
+    True if the group will repeat the step, so that its result is not needed.
     """
 
     def __init__(
@@ -99,55 +99,58 @@ class Validation:
         state: State,
         samples: Subset | None,
         training_samples: int,
-        fetch: Callable[[Subset, Tensor, int], Batch],
-        aborted: Callable[[], bool] = lambda: False,
+        load_batch: Callable[[Subset, Tensor, int], Batch],
+        is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.spec = spec
         self.workload = workload
         self.state = state
         self.samples = samples
-        self.fetch = fetch
-        self.aborted = aborted
+        self.fetch = load_batch
+        self.aborted = is_aborted
         self.measures: Callable[..., dict[str, Any]] = getattr(
             workload, "measures", lambda model, batch: {}
         )
         self.total = spec.total_steps(training_samples)
-        self.every = spec.validation_every(training_samples)
+        self.every = spec.validation_interval(training_samples)
         self.names: list[str] | None = None
         self._zero_sums = [torch.zeros(1 + MAX_MEASURES, device=state.device)] if samples else []
 
-    def due(self, step: int) -> bool:
-        """Return True if the weights after `step` updates are to be validated."""
+    def is_due(self, step: int) -> bool:
+        """Return True if the weights after `step` updates must be validated."""
         return (
             self.samples is not None and step > 0 and (step % self.every == 0 or step == self.total)
         )
 
-    def sums(self, step: int, virtual_worker: int) -> list[Tensor]:
-        """Return one virtual worker's sums of the loss and the measures, [1 + MAX_MEASURES]; []
-        without validation."""
-        if self.samples is None or not self.due(step):
+    def compute_sums(self, step: int, virtual_worker: int) -> list[Tensor]:
+        """Return the sums of the loss and the measures over one virtual worker's share of the
+        held-out samples, [1 + MAX_MEASURES].
+
+        Returns zeros if no validation is due, and [] if the config has no validation.
+        """
+        if self.samples is None or not self.is_due(step):
             return self._zero_sums
 
         sums = [0.0] * (1 + MAX_MEASURES)
         count = len(self.samples)
         size = self.spec.batch_size
 
-        with self.state.released(), autocast(self.spec, self.state.device):
+        with self.state.use_released_weights(), make_autocast(self.spec, self.state.device):
             for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
                 if self.aborted():
                     break
 
                 indices = torch.arange(number * size, min(count, (number + 1) * size))
-                batch = self.fetch(self.samples, indices, mix(self.spec.seed, number, 0, 2))
+                batch = self.fetch(self.samples, indices, mix_seed(self.spec.seed, number, 0, 2))
                 for index, value in enumerate(self._values(batch)):
                     sums[index] += value * len(indices)
 
         return [torch.tensor(sums, device=self.state.device)]
 
     def _values(self, batch: Batch) -> list[float]:
-        """Return loss and measures of one micro-batch. Raises ConfigError."""
+        """Return the loss and the measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
-        measures = measured_values(self.measures(self.state.model, batch))
+        measures = parse_measures(self.measures(self.state.model, batch))
         names = list(measures)
 
         if self.names is None:
@@ -166,11 +169,11 @@ class Validation:
 
         return [loss, *measures.values()]
 
-    def result(self, total: Tensor) -> dict[str, float]:
-        """Return the means over all samples from the sum over all virtual workers (see
-        `State.width`).
+    def compute_means(self, total: Tensor) -> dict[str, float]:
+        """Return the means of the loss and the measures over all held-out samples.
 
-        Only rank 0, which has virtual worker 0, knows the names of the measures.
+        `total`: sum of the summands of all virtual workers (see `State.width`). Only rank 0, which
+        has virtual worker 0, knows the names of the measures; other ranks return only the loss.
         """
         assert self.samples is not None
         names = ["loss", *(self.names or [])]

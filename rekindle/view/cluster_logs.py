@@ -24,17 +24,18 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from argolocal.common.terminal import with_controls
+from argolocal.common.terminal import without_escapes
 from argolocal.common.wording import visible
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.manifest.types import Object
 from argolocal.view.display import is_terminal, log_line, task_of
 from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster, Object
-from rekindle.documents import Document, parse
-from rekindle.object_labels import INSTANCE_LABEL
+from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
+from rekindle.documents import Document
+from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
@@ -284,7 +285,7 @@ class Logs:
                 self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
-                with_controls(self.out).write(
+                without_escapes(self.out).write(
                     f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n"
                 )
             self.out.flush()
@@ -389,8 +390,8 @@ def read_archived(
 
     if keys:
         next_number = 0
-        for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            stored = parse(StoredLine, to_json(record), "a line of the pod that reads the logs")
+        module = "rekindle.view.cluster_logs"
+        for stored in remote.run_module(cluster, workflow, StoredLine, module, *keys):
             label = keys.get(stored.key, stored.key)
             missing_lines = stored.number - next_number
             if missing_lines:

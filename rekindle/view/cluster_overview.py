@@ -4,13 +4,14 @@ import time
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.manifest.object_labels import PHASE
+from argolocal.manifest.types import Object
 from argolocal.view.runs import show_tables
 from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
-from rekindle.cluster.kubernetes_api import CRONS, WORKFLOWS, Cluster, Object
+from rekindle.cluster.kubernetes_api import CRONS, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read, spec_of
 from rekindle.view.cluster_watch import as_object
@@ -63,5 +64,5 @@ def _cron(cron: Object) -> dict[str, Any]:
         "timezone": spec.get("timezone") or "",
         "suspended": bool(spec.get("suspend")),
         "running": len(status.get("active") or []),
-        "last": f"{duration(time.time() - timestamp(last))} ago" if last else "never",
+        "last": f"{format_duration(time.time() - timestamp(last))} ago" if last else "never",
     }

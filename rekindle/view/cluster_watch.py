@@ -15,15 +15,16 @@ from typing import Any
 from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.types import Object
 from argolocal.view import display, summary
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster, Object
+from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import REKINDLE_TOKEN
 from rekindle.operations import results
-from rekindle.release.serve_config import TOKENS
 from rekindle.view import cluster_logs, outcome
 
 REFRESH_INTERVAL_S = 2.0
@@ -182,7 +183,7 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
 
     if results.needs_token({"spec": spec_of(workflow)}):
         # the shell itself runs printf, so no other user of the machine sees the token
-        request = f"printf 'Authorization: Bearer %s' \"${TOKENS}\" | curl -s -H @- {url}"
+        request = f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
 
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict, RootModel
+
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.documents import Document
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
 from rekindle.local.cluster import LocalCluster
@@ -33,6 +36,27 @@ NO_LEDGER = (
     " a ledger."
 )
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
+
+
+class TrainingCost(Document):
+    """The cost of a training, as far as the cost of its run needs it."""
+
+    model_config = ConfigDict(extra="allow")
+    total: float
+
+
+class TrainingReport(Document):
+    """The report on a training that a pod prints, as far as this machine uses it."""
+
+    model_config = ConfigDict(extra="allow")
+    words: list[str]
+    cost: TrainingCost | None = None
+
+
+class TrainingReports(RootModel[dict[str, TrainingReport]]):
+    """The reports by task."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
@@ -69,7 +93,9 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
     answer: dict[str, dict[str, Any]] = {}
     if tariffs:
-        answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, to_json(tariffs))
+        module = "rekindle.view.explain"
+        reports = remote.ask(cluster, workflow, TrainingReports, module, name, to_json(tariffs))
+        answer = reports.model_dump(exclude_unset=True)
 
     return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
 
@@ -79,12 +105,12 @@ def reports(
 ) -> dict[str, dict[str, Any]]:
     """Return the summary of each training's ledger, as lines of text and numbers. Raises
     StorageError."""
-    from rekindle.training.cost.bill import report
+    from rekindle.training.cost.bill import build_report
     from rekindle.training.ledger.accounting import summarize
-    from rekindle.training.ledger.events import read
+    from rekindle.training.ledger.events import read_events
 
     return {
-        task: report(summarize(read(store, key(task, LEDGER, name))), tariff)
+        task: build_report(summarize(read_events(store, key(task, LEDGER, name))), tariff)
         for task, tariff in tariffs.items()
     }
 
@@ -101,34 +127,38 @@ class Costs:
         from rekindle.training.cost.prices import Prices
 
         tasks = sorted(set(LEDGERS.findall(to_json(workflow))))
-        self.manifest = tariff.recorded_manifest(workflow)
+        self.manifest = tariff.read_recorded_manifest(workflow)
 
         self.jobs = [
-            *jobs.job_runs(status, self.manifest),
-            *jobs.planned_jobs(status, self.manifest),
+            *jobs.list_job_runs(status, self.manifest),
+            *jobs.list_planned_jobs(status, self.manifest),
         ]
         if not tasks and not self.jobs:
             raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
 
-        self.prices = tariff.prices_of(self.manifest) or Prices.load(project.root())
-        self.tariffs = dict.fromkeys(tasks) | tariff.tariffs(self.manifest, self.prices, tasks)
+        self.prices = tariff.read_prices(self.manifest) or Prices.load(project.root())
+        self.tariffs = dict.fromkeys(tasks) | tariff.build_tariffs(
+            self.manifest, self.prices, tasks
+        )
 
     def of_run(
         self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
         """Return the cost of the whole run in words and by task; {} without prices."""
-        from rekindle.training.cost.run_cost import run_costs
+        from rekindle.training.cost.run_cost import compute_run_costs
 
         totals = {
-            task: report["cost"]["total"] for task, report in trainings.items() if "cost" in report
+            task: report["cost"]["total"]
+            for task, report in trainings.items()
+            if report.get("cost")
         }
-        return run_costs(status, self.manifest, self.prices, totals)
+        return compute_run_costs(status, self.manifest, self.prices, totals)
 
 
 def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     """Return what is known of the job of another framework: a line of text, its pods, time, outcome
     and cost."""
-    from rekindle.training.cost.bill import money
+    from rekindle.training.cost.bill import format_money
 
     counts: dict[str, int] = {}
     for item in job.replicas:
@@ -137,7 +167,7 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     if job.phase == "Waiting":
         outcome = "has not started"
     else:
-        outcome = f"{job.phase.lower()} after {duration(job.seconds)}"
+        outcome = f"{job.phase.lower()} after {format_duration(job.seconds)}"
 
     pods = ", ".join(f"{role} {count}" for role, count in counts.items())
     words = f"{job.task}: {job.kind} ({pods}) {outcome}."
@@ -154,7 +184,7 @@ def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
     }
     if prices and job.phase != "Waiting":
         facts["cost"] = job.cost(prices)
-        words += f" It cost {money(facts['cost'], prices.currency)}."
+        words += f" It cost {format_money(facts['cost'], prices.currency)}."
 
     return {"words": [words]} | facts
 

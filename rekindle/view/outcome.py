@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.view import summary
 from argolocal.view.summary import Status, lines_of, named_warnings, timestamp
 from rekindle.operations.results import VERDICTS, metrics, parameters, releases, verdicts
@@ -50,7 +50,7 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
             f"{name} {value:.4g}" for name, value in figures.items() if value is not None
         ),
         **facts,
-        "took": duration(took),
+        "took": format_duration(took),
     }
 
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]

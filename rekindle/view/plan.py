@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import cut, format_duration, visible
 from argolocal.view import runs
 from rekindle.operations.plan.forecast import Forecast, Row
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
 from rekindle.operations.plan.timing import Total
-from rekindle.training.cost.bill import amount, money
-from rekindle.training.cost.pod_requests import GIB, Replicas, gpu_count
+from rekindle.training.cost.bill import format_amount, format_money
+from rekindle.training.cost.pod_requests import GIB, Replicas, count_gpus
 
 MAX_REASON_LENGTH = 120  # characters of a reason; `-o json` has all of it
 MAX_NAMES = 8  # maximum number of tasks that a line of totals names
@@ -25,7 +25,7 @@ def text(plan: Forecast) -> str:
 
 def _cells(row: Row) -> dict[str, Any]:
     memory = row.requests.get("memory", 0.0) / GIB
-    gpus = gpu_count(row.requests)
+    gpus = count_gpus(row.requests)
     return {
         "task": row.task,
         "plan": row.status,
@@ -38,7 +38,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "memory": f"{memory:.3g}Gi" if memory else "",
         "gpu": f"{gpus:.3g}" if gpus else "",
         **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
-        "reason": "; ".join(filter(None, [_shorten(row.reason.text), row.time.note])),
+        "reason": "; ".join(filter(None, [cut(row.reason.text, MAX_REASON_LENGTH), row.time.note])),
     }
 
 
@@ -47,7 +47,7 @@ def _cost(row: Row, cost: float) -> str:
         return ""
     if row.time.seconds is None:
         return "unknown"
-    return amount(cost)
+    return format_amount(cost)
 
 
 def _time(row: Row) -> str:
@@ -59,12 +59,6 @@ def _time(row: Row) -> str:
     return _spread(time.seconds, time.low, time.high)
 
 
-def _shorten(text: str) -> str:
-    if len(text) <= MAX_REASON_LENGTH:
-        return text
-    return f"{text[: MAX_REASON_LENGTH - 1]}…"
-
-
 def _limit(names: list[str]) -> list[str]:
     if len(names) <= MAX_NAMES:
         return names
@@ -72,9 +66,9 @@ def _limit(names: list[str]) -> list[str]:
 
 
 def _spread(seconds: float, low: float, high: float) -> str:
-    text = duration(seconds)
-    shortest = duration(low)
-    longest = duration(high)
+    text = format_duration(seconds)
+    shortest = format_duration(low)
+    longest = format_duration(high)
     if shortest == longest:
         return text
     return f"{text} ({shortest} – {longest})"
@@ -121,7 +115,7 @@ def _totals(plan: Forecast) -> Iterator[str]:
     usage = plan.usage
     yield (
         f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
-        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {gpu_count(plan.peak):.3g} GPU"
+        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {count_gpus(plan.peak):.3g} GPU"
     )
 
     if usage.cpu_seconds or not at_least:
@@ -131,7 +125,7 @@ def _totals(plan: Forecast) -> Iterator[str]:
 
     if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:
         yield (
-            f"           {at_least}{money(plan.unconditional_cost, plan.currency)} without"
+            f"           {at_least}{format_money(plan.unconditional_cost, plan.currency)} without"
             " conditional tasks"
         )
 
@@ -143,7 +137,7 @@ def _totals(plan: Forecast) -> Iterator[str]:
 def _usage(plan: Forecast) -> str:
     usage = plan.usage
     seconds = f"{usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds"
-    cost = "" if usage.cost is None else f", {money(usage.cost, plan.currency)}"
+    cost = "" if usage.cost is None else f", {format_money(usage.cost, plan.currency)}"
     is_conditional = any(row.status == CONDITIONAL for row in plan.rows)
     condition = ", if all conditional tasks run" if is_conditional else ""
     return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"

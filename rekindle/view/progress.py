@@ -1,21 +1,21 @@
 """The progress of a training, from the logs of its workers."""
 
-from argolocal.common.wording import duration, visible
+from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, end_of
-from rekindle.training.metrics import PROGRESS
+from rekindle.training.metrics import PROGRESS_LINE
 
 
 def progress_in(log: str) -> str:
     """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a
     log, or ""."""
-    matches = PROGRESS.findall(log)
+    matches = PROGRESS_LINE.findall(log)
     if not matches:
         return ""
 
     step, total, loss, rate, eta, validation = matches[-1]
-    remaining_time = duration(float(eta))
+    remaining_time = format_duration(float(eta))
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
     speed = f"{float(rate):,.0f} samples/s".replace(",", " ")
     return visible(f"step {step}/{total}  {losses}  {speed}  {remaining_time} left")

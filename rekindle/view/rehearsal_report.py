@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from argolocal.common.wording import cut
 
 MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
@@ -96,7 +97,4 @@ def _number(value: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = to_json(value)
-    if len(shown) <= MAX_TEXT:
-        return shown
-    return f"{shown[:MAX_TEXT]} .."
+    return cut(to_json(value), MAX_TEXT)

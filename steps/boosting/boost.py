@@ -25,11 +25,12 @@ import numpy as np
 from pydantic import Field
 
 from argolocal.common import exit_codes
-from argolocal.common.environment import MAX_PORT, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import weights_sha256
 from rekindle.documents import describe_model
+from rekindle.kubernetes_names import POD_IP
 from rekindle.step import SHA256_OR_EMPTY
 from rekindle.training.spec import TrainingSpec
 
@@ -72,7 +73,9 @@ def run(inputs: Inputs) -> Outputs:
     dataset = inputs.workdir / "dataset"
     store.download(f"{inputs.dataset}/", dataset)
     verify_dataset(dataset, inputs.digest, store.uri(inputs.dataset))
-    spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest)
+    spec = TrainingSpec.for_local_training(
+        inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest
+    )
     samples, _ = open_samples(spec, load(inputs.workload), dataset)
 
     with connect_replicas() as peers:
@@ -196,7 +199,7 @@ def connect_replicas() -> Iterator[Peers]:
             "RANK": "0",
             "WORLD_SIZE": str(len(hosts) + 1),
             "MASTER_PORT": str(DEFAULT_PORT),
-            "MASTER_ADDR": os.environ["POD_IP"],
+            "MASTER_ADDR": os.environ[POD_IP],
         }
 
         for rank, host in enumerate(hosts, 1):
@@ -207,9 +210,9 @@ def connect_replicas() -> Iterator[Peers]:
             processes.append(subprocess.Popen([agent, host, program]))
 
     os.environ.update(environment)
-    size = whole_number("WORLD_SIZE", 1, 1, MAX_REPLICAS)
-    rank = whole_number("RANK", 0, 0, size - 1)
-    port = whole_number("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
+    size = read_integer("WORLD_SIZE", 1, 1, MAX_REPLICAS)
+    rank = read_integer("RANK", 0, 0, size - 1)
+    port = read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
     try:
         if rank == 0:
@@ -230,7 +233,7 @@ def _accept(port: int, size: int) -> list[socket.socket]:
     """Accept the connections of the other replicas; return them in rank order."""
     if size == 1:
         return []
-    with socket.create_server((os.environ.get("POD_IP", ""), port)) as server:
+    with socket.create_server((os.environ.get(POD_IP, ""), port)) as server:
         server.settimeout(TIMEOUT_S)
         sockets = [server.accept()[0] for _ in range(size - 1)]
     sockets_by_rank = [(peer.recv(1), peer) for peer in sockets]

@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     """Choose the best family. Raises ConfigError for an invalid setting, DataError if no family has
     a finite value."""
     from rekindle import Store, workload
-    from rekindle.training.selection.choice import choose
+    from rekindle.training.selection.choice import choose_family
     from rekindle.training.spec import TrainingSpec
 
     store = Store.from_env()
@@ -60,8 +60,8 @@ def run(inputs: Inputs) -> Outputs:
     for name, folder in folders.items():
         store.download(f"{inputs.models[name].rstrip('/')}/", folder)
 
-    spec = TrainingSpec.local(inputs.workload, {}, inputs.train)
+    spec = TrainingSpec.for_local_training(inputs.workload, {}, inputs.train)
     model = inputs.workdir / "chosen"
-    family = choose(spec, workload.load(inputs.workload), folders, inputs.dataset, model)
+    family = choose_family(spec, workload.load(inputs.workload), folders, inputs.dataset, model)
 
     return Outputs(model=model, family=family)

@@ -39,12 +39,12 @@ def run(inputs: Inputs) -> Outputs:
     """Fit the family. Raises ConfigError for an invalid setting, DataError for an unsuitable
     dataset."""
     from rekindle import workload
-    from rekindle.training.selection.fitting import fit
+    from rekindle.training.selection.fitting import fit_family
     from rekindle.training.spec import TrainingSpec
 
-    spec = TrainingSpec.local(
+    spec = TrainingSpec.for_local_training(
         inputs.workload, inputs.model, inputs.train, inputs.family, inputs.digest
     )
     model = inputs.workdir / "model"
-    fit(spec, workload.load(inputs.workload), inputs.dataset, model)
+    fit_family(spec, workload.load(inputs.workload), inputs.dataset, model)
     return Outputs(model=model)

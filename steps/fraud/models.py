@@ -20,7 +20,7 @@ import torch.nn.functional as fn
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rekindle.content.weights import read_description
+from rekindle.content.weights import WEIGHTS, read_description
 from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
@@ -154,7 +154,7 @@ def load(folder: Path) -> TreesModel | FraudModel:
     try:
         description = read_description(folder)
         section = Model.model_validate(description.model)
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / WEIGHTS)
         names = bytes(tensors["names"].tolist()).decode().split("\n")
         model = FAMILIES[description.family](section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)

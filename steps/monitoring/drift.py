@@ -40,9 +40,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.storage import Store
 
     store = Store.from_env()
-    run_id = tracking.start_run(
-        inputs.experiment, inputs.workflow, {"rekindle.model": inputs.model}
-    )
+    run_id = tracking.start_run(inputs.experiment, inputs.workflow, {tracking.MODEL: inputs.model})
     rows, shifts = drift.compare(store, inputs, inputs.workflow)
     above = drift.select_drifted(shifts, inputs.threshold)
     again = False

@@ -16,14 +16,10 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 YEARS = range(1900, 9000)  # years of a time in a tag
 MIN_ROWS_RATIO = 0.9  # warn if a moving window has a smaller share of the last training's rows
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
-WINDOW_END_TAG = "data.window_until"  # tag with the end of the moving window
-SCHEDULED_TAG = "rekindle.scheduled"  # tag with the scheduled time
 # tag with the earlier run of equal data, code and config, if a run trains nothing
 SAME_TAG = "data.same_as"
-# tag with the identity of the code, of scheduled runs, but not of a backfill
-CODE_TAG = "rekindle.code"
-# parameters that are recorded as tags
-HASH_PARAMETERS = ("config_hash", "manifest_hash", "git_sha")
+# tags with parameters of the workflow
+HASH_TAGS = (tracking.CONFIG_HASH, tracking.MANIFEST_HASH, tracking.GIT_SHA)
 
 
 def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
@@ -66,9 +62,9 @@ def warn_of_stale_data(
     earlier = {
         until: run
         for run in reversed(runs)
-        if WINDOW_END_TAG in run.tags
+        if tracking.WINDOW_END in run.tags
         and SAME_TAG not in run.tags
-        and (until := parse_time(run.tags[WINDOW_END_TAG]))
+        and (until := parse_time(run.tags[tracking.WINDOW_END]))
         and until < time
         and (moved := data.at(until)) != data
         and _unmoved_params(data, moved).items() <= run.params.items()
@@ -132,7 +128,8 @@ def identity_tags(manifest: str, code: str) -> dict[str, str]:
     arguments = parse_manifest(manifest)["spec"].get("arguments") or {}
     parameters = arguments.get("parameters") or []
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
-    return {f"rekindle.{name}": values.get(name, "") for name in HASH_PARAMETERS} | {CODE_TAG: code}
+    hashes = {tag: values.get(tag.removeprefix(tracking.PREFIX), "") for tag in HASH_TAGS}
+    return {**hashes, tracking.CODE: code}
 
 
 def last_scheduled(
@@ -140,10 +137,11 @@ def last_scheduled(
 ) -> RunData | None:
     """Return the last successful run that was scheduled before `time`; runs of a backfill do not
     count."""
-    has_succeeded = f"tags.`{CODE_TAG}` != '' AND attributes.status = 'FINISHED'"
+    has_succeeded = f"tags.`{tracking.CODE}` != '' AND attributes.status = 'FINISHED'"
     runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
     times = [
-        (parse_time(run.tags.get(SCHEDULED_TAG, "")), -number) for number, run in enumerate(runs)
+        (parse_time(run.tags.get(tracking.SCHEDULED, "")), -number)
+        for number, run in enumerate(runs)
     ]
 
     earlier = [
@@ -164,20 +162,20 @@ def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData
     }
     keys = sorted(name for name, value in values.items() if value != last.params.get(name))
 
-    if "rekindle.config_hash" in changed_tags:
+    if tracking.CONFIG_HASH in changed_tags:
         descriptions = keys or ["the config"]
     else:
         descriptions = []
 
-    if CODE_TAG in changed_tags:
-        commits = [item.get("rekindle.git_sha", "")[:12] for item in (last.tags, tags)]
+    if tracking.CODE in changed_tags:
+        commits = [item.get(tracking.GIT_SHA, "")[:12] for item in (last.tags, tags)]
         descriptions.append(
             f"the code ({commits[0]} → {commits[1]})"
             if all(commits) and len({*commits}) == 2
             else "the code"
         )
 
-    return descriptions or (["the manifest"] if "rekindle.manifest_hash" in changed_tags else [])
+    return descriptions or (["the manifest"] if tracking.MANIFEST_HASH in changed_tags else [])
 
 
 def _finite(value: Any) -> float:

@@ -82,6 +82,8 @@ def run(inputs: Inputs) -> Outputs:
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
     """Return the notification about a run with `tags` in MLflow; None if no notification is due."""
+    from rekindle import tracking
+
     run = inputs.workflow
     about = {"name": inputs.experiment, "workflow": run, "link": link}
     lines = reasons(inputs.failures)
@@ -91,7 +93,7 @@ def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | Non
         if status(inputs.status, lines) == "KILLED":
             return None
 
-        failures = tags.get("rekindle.failures") or "\n".join(
+        failures = tags.get(tracking.FAILURES) or "\n".join(
             line[:900] for line in lines[:MAX_FAILURES]
         )
         return Message("failure", text=f"{run} failed.", reason=failures, **about)
@@ -108,8 +110,8 @@ def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | Non
         if verdict in ("release", "keep")
     )
 
-    promoted = tags.get("rekindle.promoted")
-    if promoted:  # MODEL VERSION
+    promoted = tags.get(tracking.PROMOTED)
+    if promoted:
         model, _, version = promoted.rpartition(" ")
         return Message(
             "release", text=f"{run} released version {version} of {model}.", reason=text, **about

@@ -44,24 +44,24 @@ def run(inputs: Inputs) -> Outputs:
     study = Study(store, inputs.root, inputs.sweep)
     trials = study.read()
     last = inputs.sweep.rungs - 1
-    trial = study.winner()
+    trial = study.find_winner()
     model = inputs.workdir / "model"
-    trained_model = study.output(trial.number, last)
+    trained_model = study.output_prefix(trial.number, last)
     store.download(f"{trained_model}/", model)
     verify_weights(model, store.uri(trained_model))
 
-    for line in [*sweep_report.table(study), *sweep_report.describe_untried(study)]:
+    for line in [*sweep_report.format_table(study), *sweep_report.describe_untried(study)]:
         say(line)
 
     value = trial.values[last]
     steps = sum(other.steps for other in trials)
     assert value is not None
-    hours = study.hours()
+    hours = study.read_hours()
     untried = sweep_report.describe_untried(study)
 
     if inputs.run_id:
         picture = inputs.workdir / "search.png"
-        sweep_report.picture(study, picture)
+        sweep_report.plot_results(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
 
         metrics = {

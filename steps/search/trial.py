@@ -51,9 +51,11 @@ def run(inputs: Inputs) -> Outputs:
     143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.sweep.study import Study
-    from rekindle.training.sweep.trials import train
+    from rekindle.training.sweep.trials import train_trials
 
     study = Study(Store.from_env(), inputs.root, inputs.sweep)
     common = inputs.model_dump()
-    train(study, inputs.part, inputs.default, inputs.whole, common, inputs.experiment, inputs.run)
+    train_trials(
+        study, inputs.part, inputs.default, inputs.whole, common, inputs.experiment, inputs.run
+    )
     return Outputs()

@@ -70,7 +70,8 @@ def test_a_condition_on_a_result_skips_the_other_branch() -> None:
     side = outcome.nodes["flip"].outputs["result"]
     other = {"heads": "tails", "tails": "heads"}[side]
     assert outcome.phase == "Succeeded", outcome
-    assert (outcome.nodes[side].log, outcome.nodes[other].phase) == (f"it was {side}\n", "Skipped")
+    assert outcome.nodes[side].log == f"it was {side}\n"
+    assert outcome.nodes[other].phase == "Skipped"
     assert all(node.name == name for name, node in outcome.nodes.items())
 
 
@@ -143,8 +144,11 @@ def test_a_failure_names_the_step_and_the_reason() -> None:
     }
     outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
     (node,) = outcome.nodes.values()
-    assert (outcome.phase, node.exit_code, node.log) == ("Failed", 3, "no ink\n")
-    assert "exit code 3" in str(outcome) and "no ink" in str(outcome)
+    assert outcome.phase == "Failed"
+    assert node.exit_code == 3
+    assert node.log == "no ink\n"
+    assert "exit code 3" in str(outcome)
+    assert "no ink" in str(outcome)
 
 
 def test_a_file_runs_with_the_objects_in_it_and_leaves_no_files(tmp_path: Path) -> None:
@@ -167,9 +171,12 @@ spec:
     outcome = argolocal.run(file)
     (node,) = outcome.nodes.values()
     home = outcome.home
-    assert (outcome.phase, node.log, home.exists()) == ("Succeeded", "hej\n", True)
+    assert outcome.phase == "Succeeded"
+    assert node.log == "hej\n"
+    assert home.exists()
     del outcome
-    assert not home.exists() and [*tmp_path.iterdir()] == [file]
+    assert not home.exists()
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_lint_finds_a_mistake_without_a_run() -> None:
@@ -207,7 +214,8 @@ def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
     steps = {"name": "all", "steps": [[{"name": "again", "template": "main"}]]}
     spec = {"entrypoint": "all", "templates": [steps, template]}
     outcome = argolocal.run({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
-    assert (outcome.phase, outcome.nodes["again"].log) == ("Succeeded", "try 1\n"), outcome
+    assert outcome.phase == "Succeeded", outcome
+    assert outcome.nodes["again"].log == "try 1\n", outcome
 
 
 def test_a_step_of_a_workflow_template_has_its_log() -> None:
@@ -221,7 +229,8 @@ def test_a_step_of_a_workflow_template_has_its_log() -> None:
     templates = [{"name": "main", "dag": {"tasks": [task]}}]
     workflow = {**HELLO, "spec": {"entrypoint": "main", "templates": templates}}
     outcome = argolocal.run(workflow, objects=[shared])
-    assert (outcome.phase, outcome.nodes["a"].log) == ("Succeeded", "hej\n"), outcome
+    assert outcome.phase == "Succeeded", outcome
+    assert outcome.nodes["a"].log == "hej\n", outcome
 
 
 def test_an_image_may_be_given_by_its_fields() -> None:
@@ -253,7 +262,8 @@ def test_a_workflow_with_another_version_of_the_api_is_not_one_of_argo(
 ) -> None:
     workflow = {**HELLO, "apiVersion": version}
     (finding,) = [finding for finding in argolocal.lint(workflow) if finding.rule == "version"]
-    assert finding.fatal == is_fatal and "argoproj.io/v1alpha1" in finding.message
+    assert finding.fatal == is_fatal
+    assert "argoproj.io/v1alpha1" in finding.message
     with pytest.raises(argolocal.ConfigError, match="apiVersion"):
         argolocal.run(workflow)
 

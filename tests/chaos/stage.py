@@ -89,7 +89,7 @@ class Stage:
         folder.mkdir()
         crew = Crew(self.environment | _toy(schedule, inputs, folder), folder)
         existing = self._find_processes()
-        run = snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
+        run = snapshot_file.hash_run_name(inputs.identity_hash(), inputs.checkpoints)
         start = time.monotonic()
 
         with Proxy(self.environment["S3_ENDPOINT_URL"], schedule.seed) as proxy:

@@ -47,7 +47,8 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
 
     crew.until(lambda: "held at 3" in launcher.said())
     (forkserver,), workers = find()
-    assert len(workers) == 2 and {forkserver, *workers} == {child.pid for child in children()}
+    assert len(workers) == 2
+    assert {forkserver, *workers} == {child.pid for child in children()}
     os.kill(forkserver, signal.SIGKILL)
     # the death of the forkserver does not affect the workers
     crew.until(lambda: new_forkserver_and(lambda running: running == workers))

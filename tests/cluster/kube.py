@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import yaml
 
-Object = dict[str, Any]
+from argolocal.manifest.types import Object
 
 
 def seconds(timestamp: str) -> float:

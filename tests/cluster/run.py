@@ -15,7 +15,7 @@ from typing import Any
 from rekindle.operations import results
 from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
-from rekindle.training.ledger.events import Event, read
+from rekindle.training.ledger.events import Event, read_events
 from rekindle.training.ledger.ledger_summary import Summary
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
@@ -176,7 +176,7 @@ class Run:
         return until(f"a pod of {template} runs", look, seconds)
 
     def events(self) -> list[Event]:
-        return read(self.namespace.store, f"{self.name}/train/checkpoints/ledger")
+        return read_events(self.namespace.store, f"{self.name}/train/checkpoints/ledger")
 
     def summary(self) -> Summary:
         return summarize(self.events())

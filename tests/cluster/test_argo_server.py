@@ -269,8 +269,11 @@ def test_a_user_pipeline_succeeds_with_every_way_to_submit_it(
     )
     shown, logs = (project(f"rekindle {command} {name} {flags}") for command in ("status", "logs"))
     assert project.phase(name) == "Succeeded", shown
-    assert name in shown and "greet" in shown and "shout" in shown
-    assert "greets Ada" in logs and "HELLO ADA" in logs
+    assert name in shown
+    assert "greet" in shown
+    assert "shout" in shown
+    assert "greets Ada" in logs
+    assert "HELLO ADA" in logs
 
 
 def test_the_rendered_manifest_passes_argo_lint(project: Project) -> None:

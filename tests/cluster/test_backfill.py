@@ -82,7 +82,8 @@ def test_a_killed_backfill_has_the_table_of_an_undisturbed_backfill_on_this_mach
         )["weeks"]
     finally:
         rekindle("down", variables=home)
-    assert killed == undisturbed and len(killed) == 3
+    assert killed == undisturbed
+    assert len(killed) == 3
     assert runs(namespace) == sorted(row["workflow"] for row in killed)
 
 
@@ -100,11 +101,14 @@ def test_a_scheduled_run_starts_no_job_if_its_model_is_known_or_its_source_has_n
     namespace: Namespace, killed: Rows
 ):
     known = scheduled_run(namespace, LAST)
-    assert known.pods("prepare") and not known.pods("train-master")
+    assert known.pods("prepare")
+    assert not known.pods("train-master")
     assert Run(namespace, killed[-1]["workflow"]).pods("train-master")
     assert known.outputs()["model_sha256"] == killed[-1]["model_sha256"] == known.sha256()
     assert known.outputs()["verdict"] == "release"  # unlike the run of the backfill
     same = scheduled_run(namespace, NEXT)
-    assert same.pods("prepare") and not same.pods("train-master") and not same.pods("evaluate")
+    assert same.pods("prepare")
+    assert not same.pods("train-master")
+    assert not same.pods("evaluate")
     flags = ["--cluster", "--namespace", namespace.kube.namespace, "-o", "json"]
     assert json.loads(rekindle("status", same.name, *flags))["verdict"] == "same"

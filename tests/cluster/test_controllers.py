@@ -57,7 +57,8 @@ def test_a_restart_of_a_controller_does_not_affect_a_training(
     controllers: FaultyTraining, name: str, undisturbed: str
 ):
     fault = controllers.faults[name]
-    assert fault.incidents == [] and fault.end_step > fault.start_step
+    assert fault.incidents == []
+    assert fault.end_step > fault.start_step
     assert controllers.succeeded_with(undisturbed)
 
 
@@ -65,7 +66,6 @@ def test_a_worker_lost_during_a_restart_of_the_operator_is_replaced(
     controllers: FaultyTraining, undisturbed: str
 ):
     fault = controllers.faults["operator and a worker"]
-    assert [i.kind for i in fault.incidents if i.kind != "join"] == [
-        "drain"
-    ] and fault.repeated == 0
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["drain"]
+    assert fault.repeated == 0
     assert controllers.succeeded_with(undisturbed)

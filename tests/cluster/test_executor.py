@@ -75,7 +75,8 @@ def test_deleting_the_executor_pod_does_not_restart_the_training(
     """argo-workflows#15641"""
     fault = executor.faults["deleted"]
     assert not fault.lost_pods
-    assert fault.incidents == [] and fault.end_step > fault.start_step
+    assert fault.incidents == []
+    assert fault.end_step > fault.start_step
     assert executor.run.nodes("train")[0]["message"] == "pod deleted"
     assert executor.succeeded_with(undisturbed)
 
@@ -85,7 +86,8 @@ def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
 ):
     # Argo keeps no trace of it if it recreates the pod under the same node
     fault = executor.faults["out of memory"]
-    assert fault.incidents == [] and fault.end_step > fault.start_step
+    assert fault.incidents == []
+    assert fault.end_step > fault.start_step
     assert executor.succeeded_with(undisturbed)
 
 
@@ -93,5 +95,6 @@ def test_an_evicted_step_is_repeated(executor: FaultyTraining, undisturbed: str)
     assert executor.succeeded_with(undisturbed)
     evicted, *_, last = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
     # Argo may give the new pod to the same node
-    assert evicted.deleting and evicted.uid != last.uid
+    assert evicted.deleting
+    assert evicted.uid != last.uid
     assert executor.run.nodes("evaluate")[-1]["phase"] == "Succeeded"

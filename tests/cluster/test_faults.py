@@ -39,17 +39,16 @@ def test_a_preempted_worker_leaves_its_group_and_costs_no_finished_step(
 def test_a_killed_worker_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
     fault = pods.faults["one, by force"]
     assert len(fault.lost_pods) == 1
-    assert {i.kind for i in fault.incidents} & {"lost", "drain"} and fault.repeated == 0
+    assert {i.kind for i in fault.incidents} & {"lost", "drain"}
+    assert fault.repeated == 0
     assert pods.succeeded_with(undisturbed)
 
 
 def test_two_workers_killed_at_once_cost_no_finished_step(pods: FaultyTraining, undisturbed: str):
     fault = pods.faults["two at once"]
     assert len(fault.lost_pods) == 2
-    assert (
-        len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2
-        and fault.repeated == 0
-    )
+    assert len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2
+    assert fault.repeated == 0
     assert pods.succeeded_with(undisturbed)
 
 
@@ -57,7 +56,8 @@ def test_workers_continue_while_their_coordinator_is_replaced(
     pods: FaultyTraining, undisturbed: str
 ):
     fault = pods.faults["the coordinator"]
-    assert len(fault.lost_pods) == 1 and fault.repeated == 0
+    assert len(fault.lost_pods) == 1
+    assert fault.repeated == 0
     assert [i.kind for i in fault.incidents] == ["coordinator"], "no worker was lost"
     assert fault.end_step > fault.start_step
     assert pods.succeeded_with(undisturbed)

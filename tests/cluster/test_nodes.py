@@ -89,7 +89,8 @@ def test_a_worker_killed_without_a_grace_period_costs_no_finished_step(
     nodes: FaultyTraining, undisturbed: str
 ):
     fault = nodes.faults["one"]
-    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["lost"] and fault.repeated == 0
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["lost"]
+    assert fault.repeated == 0
     assert any(SIGKILLED in record.codes.values() for record in nodes.run.pod_records("worker-1"))
     assert nodes.succeeded_with(undisturbed)
 
@@ -98,7 +99,8 @@ def test_workers_continue_after_their_coordinator_is_killed(
     nodes: FaultyTraining, undisturbed: str
 ):
     fault = nodes.faults["the coordinator"]
-    assert [i.kind for i in fault.incidents] == ["coordinator"] and fault.repeated == 0
+    assert [i.kind for i in fault.incidents] == ["coordinator"]
+    assert fault.repeated == 0
     assert nodes.succeeded_with(undisturbed)
 
 

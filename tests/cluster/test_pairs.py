@@ -86,7 +86,8 @@ def test_every_champion_was_judged_against_the_one_that_it_replaced(
         previous = version
 
     print(f"{len(champions.changes)} champions: {found or 'no problem'}")
-    assert champions.changes and not found
+    assert champions.changes
+    assert not found
 
 
 def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[Run]:

@@ -429,7 +429,8 @@ def test_all_checks_pass_in_a_healthy_namespace(namespace: Namespace) -> None:
     failures = {name: check["found"] for name, check in checks.items() if not check["ok"]}
     assert failures.keys() <= {"init container"}, failures  # the operator may lack its template
     assert "1 of 8 concurrent creates succeeded" in checks["object store from a pod"]["found"]
-    assert checks["MLflow from a pod"]["ok"] and checks[f"image {namespace.image}"]["ok"]
+    assert checks["MLflow from a pod"]["ok"]
+    assert checks[f"image {namespace.image}"]["ok"]
 
 
 @pytest.fixture
@@ -466,17 +467,17 @@ def test_checks_find_all_faults_and_give_remedies(namespace: Namespace) -> None:
         "image registry.invalid/nosuch:1": "registry.invalid",
     }
     for name, text in expected.items():
-        assert (
-            not checks[name]["ok"] and text in checks[name]["found"] and checks[name]["remedy"]
-        ), checks[name]
+        assert not checks[name]["ok"], checks[name]
+        assert text in checks[name]["found"], checks[name]
+        assert checks[name]["remedy"], checks[name]
 
     for name, text in {
         "object store from a pod": "nosuch-bucket",
         "MLflow from a pod": "127.0.0.1:9",
     }.items():
-        assert (
-            not checks[name]["ok"] and text in checks[name]["found"] and checks[name]["remedy"]
-        ), checks[name]
+        assert not checks[name]["ok"], checks[name]
+        assert text in checks[name]["found"], checks[name]
+        assert checks[name]["remedy"], checks[name]
 
 
 def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> None:

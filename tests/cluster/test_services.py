@@ -34,7 +34,8 @@ def test_a_training_does_not_wait_for_unavailable_services(
     training.inject(service, lambda: interrupt_service(namespace.kube, service, OUTAGE_S))
     fault = training.faults[service]
     assert fault.end - fault.start > OUTAGE_S
-    assert fault.repeated == 0 and not fault.lost_pods
+    assert fault.repeated == 0
+    assert not fault.lost_pods
     points = [t for t, _ in training.run.summary().points if fault.start < t < fault.end]
     assert max(b - a for a, b in pairwise(points)) < 10, "training continued"
     assert training.succeeded_with(undisturbed)

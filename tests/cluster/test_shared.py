@@ -70,11 +70,14 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
     run.wait_for_progress()
     run.wait_for_workers(2, 200)
     again = namespace.kube.get(kind_name, f"{run.name}-train")
-    assert job and again and again["metadata"]["uid"] == job["metadata"]["uid"]
+    assert job
+    assert again
+    assert again["metadata"]["uid"] == job["metadata"]["uid"]
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
     lost = [incident for incident in run.summary().incidents if incident.kind in ("lost", "drain")]
-    assert lost and all(incident.repeated == 0 for incident in lost), "the other worker continued"
+    assert lost
+    assert all(incident.repeated == 0 for incident in lost), "the other worker continued"
 
 
 @pytest.fixture
@@ -181,7 +184,8 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
     run = Run.submit(namespace, *SHORT, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
-    assert (len(workers_of(run)), len(workers_of(run, "harvest"))) == (1, 2)
+    assert len(workers_of(run)) == 1
+    assert len(workers_of(run, "harvest")) == 2
     job = namespace.kube.get("pytorchjob", f"{run.name}-train")
     assert job
 
@@ -206,11 +210,14 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
     drained = drains(run)[earlier_count:]
-    assert len(drained) >= 3 and sum(i.repeated for i in drained) == 0
+    assert len(drained) >= 3
+    assert sum(i.repeated for i in drained) == 0
     again = namespace.kube.get("pytorchjob", f"{run.name}-train")
-    assert again and again["metadata"]["uid"] == job["metadata"]["uid"]
+    assert again
+    assert again["metadata"]["uid"] == job["metadata"]["uid"]
     ended = until("the extra workers have ended", lambda: not workers_of(run, "harvest"), 60)
-    assert ended and namespace.kube.get("deployment", f"{run.name}-train") is None
+    assert ended
+    assert namespace.kube.get("deployment", f"{run.name}-train") is None
 
 
 def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, expected: str):

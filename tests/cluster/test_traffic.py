@@ -115,7 +115,8 @@ def model(namespace: Namespace) -> Iterator[Model]:
     """A model that gets requests; its first version serves."""
     first = train(namespace, 1)
     service = namespace.kube.get("service", NAME)
-    assert service and first.outputs()["verdict"] == "release", first.describe()
+    assert service, first.describe()
+    assert first.outputs()["verdict"] == "release", first.describe()
     load = Traffic(service["spec"]["clusterIP"], namespace.port, RATE)
 
     try:
@@ -146,7 +147,8 @@ def test_a_release_loses_no_request_and_keeps_the_number_of_pods(model: Model):
 def test_a_release_that_fails_loses_no_request(model: Model):
     with model.change("failed release"):
         run = train(model.namespace, 3, "model.fault=unsteady")
-        assert run.workflow()["status"]["phase"] == "Failed" and version(run)
+        assert run.workflow()["status"]["phase"] == "Failed"
+        assert version(run)
 
 
 def test_a_rollback_loses_no_request(model: Model):
@@ -167,9 +169,8 @@ def test_a_faulty_canary_loses_no_request_of_the_champion(model: Model):
         run = train(model.namespace, 4, "model.fault=errors", CANARY)
         outputs = run.outputs()
         change.faulty = version(run)
-        assert outputs["verdict"] == "taken back" and "requests failed" in outputs["reason"], (
-            run.describe()
-        )
+        assert outputs["verdict"] == "taken back", run.describe()
+        assert "requests failed" in outputs["reason"], run.describe()
         change.versions.add(change.faulty)
 
 

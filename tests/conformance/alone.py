@@ -52,7 +52,8 @@ class Alone:
     def run(self, manifest: str, name: str) -> dict[str, Any]:
         """Run a manifest named `name` and return its outcome. Fails with the traceback if the
         runner breaks."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.count += 1
         self.process.stdin.write(
             json.dumps([manifest, name, str(self.folder / f"{self.count}")]) + "\n"

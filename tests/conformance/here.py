@@ -45,9 +45,8 @@ class Here:
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=self.timeout
         )
-        assert done.returncode in (0, 1, REJECTED_EXIT_CODE) and "Traceback" not in done.stderr, (
-            done.stderr
-        )
+        assert done.returncode in (0, 1, REJECTED_EXIT_CODE), done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
 
         if done.returncode == REJECTED_EXIT_CODE:
             return {

@@ -79,7 +79,7 @@ def _helps(path: str, command: Any) -> Iterator[str]:
 def api_page() -> str:
     """Return all public names with signature, docstring and fields, by module."""
     parts = [f"{API_HEAD}\n{_prose(project)}\n"]
-    for module, names in vars(rekindle)["NAMES"].items():
+    for module, names in vars(rekindle)["PUBLIC_NAMES"].items():
         parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
         parts += [_entry(name, getattr(rekindle, name)) for name in names]
     parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
@@ -122,7 +122,9 @@ def signature(name: str, value: Any) -> str:
         "__init__" not in vars(value) or getattr(value, "_is_protocol", False)
     ):
         # some are aliases
-        names = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}
+        names = {
+            getattr(rekindle, public): public for public in vars(rekindle)["PUBLIC_NAMES"]["errors"]
+        }
         return (
             f"class {name}({', '.join(names.get(base, base.__name__) for base in value.__bases__)})"
         )

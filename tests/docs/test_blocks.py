@@ -187,9 +187,8 @@ def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Co
     """Return the full name of the command and its context; None if it only shows its help."""
     group: Any = GROUPS[name]
     while isinstance(group, click.Group):
-        assert arguments and arguments[0] in group.commands, (
-            f"{block}: {name} has no command {arguments[:1]}"
-        )
+        assert arguments, f"{block}: {name} has no command {arguments[:1]}"
+        assert arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
         name = f"{name} {arguments[0]}"
         group = group.commands[arguments[0]]
         arguments = arguments[1:]
@@ -330,9 +329,8 @@ def _dockerfile(block: Block, folder: Path) -> None:
         for line in block.text.replace("\\\n", "").splitlines()
         if line and line[0] not in "# "
     ]
-    assert (
-        set(steps) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR"} and "FROM" in steps
-    ), block
+    assert set(steps) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR"}, block
+    assert "FROM" in steps, block
 
 
 def _mermaid(block: Block, folder: Path) -> None:

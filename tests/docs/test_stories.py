@@ -118,12 +118,10 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
             re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE)
             for table in tables
         ]
-        assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[
-            0
-        ]
-        assert (
-            "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
-        )
+        assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"]
+        assert weeks[1] == weeks[0]
+        assert "Served" not in tables[0].stdout
+        assert "version 2" not in typed("rekindle status").stdout
 
 
 @pytest.mark.slow
@@ -155,10 +153,8 @@ def test_a_source_without_new_rows_is_trained_on_once(
             outcomes[day] = phases["train"], done.returncode
 
             if phases["train"] == "Omitted":
-                assert (
-                    result["verdict"] == "same"
-                    and "does not contain rows after 2024-04-10" in result["reason"]
-                )
+                assert result["verdict"] == "same"
+                assert "does not contain rows after 2024-04-10" in result["reason"]
                 assert tracking.tags_of(result["run_id"])["reason"] == result["reason"]
             elif more:
                 assert any(
@@ -166,9 +162,8 @@ def test_a_source_without_new_rows_is_trained_on_once(
                 )
 
         trained = {day for day, (phase, _) in outcomes.items() if phase == "Succeeded"}
-        assert trained == {"04-15", "05-06"} and {
-            code for day, (_, code) in outcomes.items() if day not in trained
-        } == {0}
+        assert trained == {"04-15", "05-06"}
+        assert {code for day, (_, code) in outcomes.items() if day not in trained} == {0}
 
 
 @pytest.mark.slow
@@ -288,7 +283,8 @@ def test_the_page_your_own_pipeline_works_as_documented(
                 assert re.search(r"released: nightly@1 \(judge-(small|wide)\)\n", done.stdout), (
                     done.stdout
                 )
-                assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
+                assert "notify succeeded" in done.stdout
+                assert "card succeeded" in done.stdout
                 run = json.loads(typed("rekindle status -o json").stdout)["runs"][0]["run"]
                 tags = tracking.tags_of(tracking.find_run("nightly", run) or "")
 

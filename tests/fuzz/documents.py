@@ -82,7 +82,8 @@ def stored_documents(_folder: Path) -> Case:
         try:
             found = parse(model, data, "s3://b/document")
         except InvalidDocument as error:
-            assert not CONTROLS.search(str(error)) and len(str(error)) < 10_000, repr(error)
+            assert not CONTROLS.search(str(error)), repr(error)
+            assert len(str(error)) < 10_000, repr(error)
             return
 
         written = json.dumps(found.model_dump())
@@ -91,7 +92,8 @@ def stored_documents(_folder: Path) -> Case:
             assert Path("/release", key).resolve().is_relative_to("/release"), key
 
         if isinstance(found, EntryFile):
-            assert found.at.count("/") == 1 and "{{" not in "".join(found.outputs.values())
+            assert found.at.count("/") == 1
+            assert "{{" not in "".join(found.outputs.values())
 
     return case
 
@@ -117,7 +119,8 @@ def parameters(_folder: Path) -> Case:
 
         text = mutate(chance.choice(VALUES), chance, VALUES).decode(errors="replace")
         if "{{" not in text:
-            assert in_json({"a": text}) == {"a": text} and as_word(text) == text
+            assert in_json({"a": text}) == {"a": text}
+            assert as_word(text) == text
             assert in_argument(text) == text.replace("$", "$$")
 
         try:

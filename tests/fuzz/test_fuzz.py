@@ -62,11 +62,11 @@ def test_a_run_is_recorded_with_its_cases_per_parser(tmp_path: Path) -> None:
         line.split("|")[1:3] for line in record.read_text().splitlines() if line.startswith("| ")
     ]
     values = {name.strip(): value.strip() for name, value in lines}
-    assert values["seed"] == "7" and values["requested time"] == "2 s" and values["failures"] == "0"
+    assert values["seed"] == "7"
+    assert values["requested time"] == "2 s"
+    assert values["failures"] == "0"
     cases = [int(values[name].replace(",", "")) for name in names]
 
-    assert (
-        all(cases)
-        and sum(cases) == int(values["cases"].replace(",", ""))
-        and len(values["commit"]) >= 12
-    )
+    assert all(cases)
+    assert sum(cases) == int(values["cases"].replace(",", ""))
+    assert len(values["commit"]) >= 12

@@ -126,7 +126,8 @@ def yaml_texts(folder: Path) -> Case:
                 for manifest in documents(text):
                     lint(manifest)
             except ConfigError as error:
-                assert len(str(error)) < 1000 and "\n" not in str(error), error
+                assert len(str(error)) < 1000, error
+                assert "\n" not in str(error), error
                 raise
 
     return case

@@ -19,7 +19,7 @@ from rekindle.training.checkpoint.snapshot_file import (
     FIRST_RECORD_OFFSET,
     FLAG,
     HEADER,
-    PAGE,
+    PAGE_BYTES,
     RECORD,
     RECORD_DISTANCE,
     SnapshotFile,
@@ -98,7 +98,7 @@ def coordinator_lines(folder: Path) -> Case:
         for _ in range(chance.randrange(1, 4)):
             talk(coordinator, chance)
         coordinator.membership.tick(loop.time())
-        coordinator.flush()
+        coordinator.send_outbox()
         for task in coordinator.tasks:
             task.cancel()
         if coordinator.exit_code.done():
@@ -111,7 +111,9 @@ def coordinator_lines(folder: Path) -> Case:
         connection.connection_made(transport)
         nonce = json.loads(transport.sent)["nonce"]
         secret = SECRET if has_secret else b"?" * 32
-        hello = encode({"nonce": "n", "proof": handshake.proof(secret, "worker", nonce, "n")})
+        hello = encode(
+            {"nonce": "n", "proof": handshake.compute_proof(secret, "worker", nonce, "n")}
+        )
         sent = [
             hello if chance.random() < 0.9 else mutate(hello, chance, lines),
             lines[chance.randrange(2)],
@@ -134,7 +136,8 @@ def coordinator_lines(folder: Path) -> Case:
 
         is_unchanged = connection.nonce and repr(coordinator.membership) == membership
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
-        assert len(connection.pending_data) <= MAX_LINE and len(transport.sent) < 100_000
+        assert len(connection.pending_data) <= MAX_LINE
+        assert len(transport.sent) < 100_000
 
         if chance.random() < 0.5:
             connection.connection_lost(None)
@@ -199,7 +202,7 @@ def checkpoints(folder: Path) -> Case:
             "fingerprint": {"torch": "2"},
         }
 
-        name, data = manifest.write(record)
+        name, data = manifest.encode_manifest(record)
         whole[f"c/manifests/{name}"] = data
         manifests.append((f"c/manifests/{name}", record))
 
@@ -227,7 +230,8 @@ def checkpoints(folder: Path) -> Case:
                 ]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
 
-            assert remote.write(Upload(9, newer), RankSize(0, 1)) and remote.newest_step() >= 9
+            assert remote.write(Upload(9, newer), RankSize(0, 1))
+            assert remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
         key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)
@@ -271,14 +275,14 @@ def snapshots(folder: Path) -> Case:
     original.reserve()
     for slot in range(2):
         original.slots[slot][:size] = random.Random(slot).randbytes(size)
-        original.commit(slot, slot, b"{}")
+        original.commit_slot(slot, slot, b"{}")
 
     original.close()
     whole = path.read_bytes()
     path.unlink()
 
     def case(chance: random.Random) -> None:
-        page = bytearray(whole[:PAGE])
+        page = bytearray(whole[:PAGE_BYTES])
         for _ in range(chance.randrange(1, 4)):
             start = chance.choice(
                 [
@@ -288,20 +292,22 @@ def snapshots(folder: Path) -> Case:
             )
             page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
 
-        page = page[:PAGE]
+        page = page[:PAGE_BYTES]
         if chance.random() < 0.9:  # with valid checksums
-            FLAG.pack_into(page, HEADER.size, snapshot_file._flag(bytes(page[: HEADER.size])))
+            FLAG.pack_into(
+                page, HEADER.size, snapshot_file._compute_flag(bytes(page[: HEADER.size]))
+            )
             for start in range(
                 FIRST_RECORD_OFFSET, FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE, RECORD_DISTANCE
             ):
                 FLAG.pack_into(
                     page,
                     start + RECORD.size,
-                    snapshot_file._flag(bytes(page[start : start + RECORD.size])),
+                    snapshot_file._compute_flag(bytes(page[start : start + RECORD.size])),
                 )
 
         path.write_bytes(
-            (page + whole[PAGE:])[
+            (page + whole[PAGE_BYTES:])[
                 : len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))
             ]
         )
@@ -315,8 +321,8 @@ def snapshots(folder: Path) -> Case:
                     assert bytes(target) in whole
 
                 file.reserve()
-                file.clear(2)
-                assert file.commit(2, 10, b"{}").step == 10
+                file.clear_slot(2)
+                assert file.commit_slot(2, 10, b"{}").step == 10
             finally:
                 file.close()
 

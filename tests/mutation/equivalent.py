@@ -16,30 +16,19 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "each of these requests has one instance",
     (
         "examples.py",
-        "rows = sorted(random.Random(0).sample(range(len(self)), min(REPLAYED, len(self))))",
-        "rows = sorted(random.Random(-1).sample(range(len(self)), min(REPLAYED, len(self))))",
+        "rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))",
+        "rows = sorted(random.Random(-1).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))",
     ): "any sample is valid",
     (
         "interval.py",
-        "self.duration = 0.0  # seconds until it was uploaded",
-        "self.duration = 1.0  # seconds until it was uploaded",
+        "self.duration = 0.0  # seconds that the upload of the last checkpoint took",
+        "self.duration = 1.0  # seconds that the upload of the last checkpoint took",
     ): "twice a second is below the shortest interval of ten seconds",
     (
         "manager.py",
-        "elif known < 0:",
-        "elif known <= 0:",
+        "elif snapshot_step < 0:",
+        "elif snapshot_step <= 0:",
     ): "a snapshot of step 0 has set the step to 0 already",
-    (
-        "reduction.py",
-        (
-            "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1],"
-            " blocks_by_rank[1][:1]]):"
-        ),
-        (
-            "if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:2],"
-            " blocks_by_rank[1][:1]]):"
-        ),
-    ): "the second of two processes holds one whole subtree only if the first does, too",
     (
         "reduction.py",
         "if self._inbox.numel() < rows * length:",
@@ -51,7 +40,7 @@ REASONS: dict[tuple[str, str, str], str] = {
         "pass",
     ): "nccl alone needs it, and no test has a GPU",
     (
-        "machine.py",
+        "state_machine.py",
         "position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error",
         "position: tuple[int, int] = (-1, -2)  # (step, group) of the newest error",
     ): "no error is recorded at step -1, so the group beside it is never compared",

@@ -31,20 +31,20 @@ TARGETS = {
     "checkpoint": Target(
         tuple(
             f"{TRAINING}/checkpoint/{name}.py"
-            for name in ("manager", "manifest", "retention", "interval")
+            for name in ("manager", "manifest", "checkpoint_retention", "interval")
         ),
         (
             *(
                 f"{TESTS}/checkpoint/test_{name}.py"
-                for name in ("interval", "manifest", "retention", "manager", "remote")
+                for name in ("interval", "manifest", "checkpoint_retention", "manager", "durable")
             ),
             "--deselect",
-            f"{TESTS}/checkpoint/test_remote.py::test_a_failing_store_neither_delays_training_nor_loses_state",
+            f"{TESTS}/checkpoint/test_durable.py::test_a_failing_store_neither_delays_training_nor_loses_state",
         ),
     ),
     "membership": Target(
-        (f"{TRAINING}/membership/machine.py",),
-        (f"{TESTS}/membership/test_machine.py", f"{TESTS}/membership/test_server.py"),
+        (f"{TRAINING}/membership/state_machine.py",),
+        (f"{TESTS}/membership/test_state_machine.py", f"{TESTS}/membership/test_server.py"),
     ),
     "promotion": Target(
         ("rekindle/release/promotion.py",), ("tests/rekindle/release/test_promotion.py",)

@@ -1,6 +1,12 @@
 """Mutants cover all decisions of a module, but not its texts."""
 
+from pathlib import Path
+
+from tests.mutation.equivalent import REASONS
 from tests.mutation.mutants import mutants, sample
+from tests.mutation.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
 
 SOURCE = '''"""Not 1, nor 2."""
 LIMIT = 3
@@ -55,10 +61,32 @@ def test_each_mutant_changes_one_decision() -> None:
 
 def test_edits_of_other_lines_of_a_module_do_not_change_the_sampled_mutants() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
-    assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample(
-        {"module.py": SOURCE}, 8, 5
-    )
+    assert len(drawn) == 5
+    assert drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
     assert [(mutant.line, mutant.after) for mutant in grown] == [
         (mutant.line, mutant.after) for mutant in drawn
     ]
+
+
+def test_the_targets_name_existing_modules_and_tests() -> None:
+    missing = []
+    for target in TARGETS.values():
+        for argument in (*target.modules, *target.tests):
+            file, _, test = argument.partition("::")
+            if file.startswith("--"):
+                continue
+            if not (ROOT / file).exists() or (test and test not in (ROOT / file).read_text()):
+                missing.append(argument)
+
+    assert missing == []
+
+
+def test_the_reasons_for_equivalent_mutants_name_lines_of_the_targets() -> None:
+    sources = {
+        Path(name).name: (ROOT / name).read_text()
+        for target in TARGETS.values()
+        for name in target.modules
+    }
+    outdated = [line for module, line, _ in REASONS if line not in sources[module]]
+    assert outdated == []

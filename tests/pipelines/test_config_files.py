@@ -39,7 +39,8 @@ def test_a_release_keeps_the_digest_of_the_raw_data(name: str):
     digests = [
         {p["name"]: p["value"] for p in parameters}["source_digest"] for parameters in releases
     ]
-    assert digests and all("source_digest" in digest for digest in digests)
+    assert digests
+    assert all("source_digest" in digest for digest in digests)
 
 
 def test_every_section_of_the_demo_has_a_comment():

@@ -67,10 +67,8 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
         for name in ("small", "wide")
     }
     assert [models[name]["sha256"] for name in shipped] == [served["sha256"]]
-    assert (
-        models["ship-small"]["model"]["channels"] == 8
-        and models["ship-wide"]["model"]["channels"] == 16
-    )
+    assert models["ship-small"]["model"]["channels"] == 8
+    assert models["ship-wide"]["model"]["channels"] == 16
     datasets = {task: f"{result['workflow']}/{task}/dataset" for task in ("prepare", "shifted")}
     rows = {
         task: json.loads(s3.get(f"{key}/dataset.json"))["rows"] for task, key in datasets.items()
@@ -132,10 +130,8 @@ def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, 
     # the fine-tuned model has the knowledge of its base
     assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5
     description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
-    assert (
-        description["start"].startswith(f"releases/{unique('language')}/")
-        and description["sha256"] != base["model_sha256"]
-    )
+    assert description["start"].startswith(f"releases/{unique('language')}/")
+    assert description["sha256"] != base["model_sha256"]
 
 
 def test_a_model_is_released_after_approval(typed: Any, tmp_path: Path) -> None:
@@ -164,4 +160,5 @@ def test_a_model_is_released_after_approval(typed: Any, tmp_path: Path) -> None:
     )
 
     result = json.loads(file.read_text())
-    assert result["verdict"] == "release" and "decide.ship.promote.verify" in finished(result)
+    assert result["verdict"] == "release"
+    assert "decide.ship.promote.verify" in finished(result)

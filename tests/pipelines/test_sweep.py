@@ -51,7 +51,8 @@ def project_shell(
 def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
     done = typed("rekindle sweep configs/demo.yaml")
     assert done.returncode == 2, done.stderr
-    assert "pipelines.training is not a sweep" in done.stderr and "section `sweep`" in done.stderr
+    assert "pipelines.training is not a sweep" in done.stderr
+    assert "section `sweep`" in done.stderr
     assert "no runs" in typed("rekindle status").stdout
 
 
@@ -78,20 +79,21 @@ def test_the_best_trial_is_released_without_another_training(
     assert not any(step["name"].startswith("train-") for step in result["steps"])
     parent = tracking.find_run(name, result["workflow"])
     child = tracking.find_run(name, f"{result['workflow']}.trial-{best['trial']}")
-    assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
+    assert parent
+    assert child
+    assert tracking.tags_of(child)["mlflow.parentRunId"] == parent
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
     logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
     assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     title, *lines, empty, costs_line = shown.stdout.splitlines()
-    assert len(lines) == 5 and lines[0].startswith(str(best["trial"]))
+    assert len(lines) == 5
+    assert lines[0].startswith(str(best["trial"]))
 
-    assert (
-        title.split()[-2:] == ["cost", "state"]
-        and not empty
-        and "of their pods, cost 0.0" in costs_line
-    )
+    assert title.split()[-2:] == ["cost", "state"]
+    assert not empty
+    assert "of their pods, cost 0.0" in costs_line
 
     assert project_shell("rekindle sweep --of nothing").returncode == 2
 
@@ -110,13 +112,12 @@ def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_
         killed = kill_everything(run, tmp_path, s3)
 
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
-    assert killed["deciding"] == 2 and killed.keys() >= {
-        str(trial["trial"]) for trial in undisturbed["trials"]
-    }, killed
+    assert killed["deciding"] == 2, killed
+    assert killed.keys() >= {str(trial["trial"]) for trial in undisturbed["trials"]}, killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
-    assert (
-        len(undisturbed["trials"]) == 27 and undisturbed["hours"] > 0 and not undisturbed["untried"]
-    )
+    assert len(undisturbed["trials"]) == 27
+    assert undisturbed["hours"] > 0
+    assert not undisturbed["untried"]
 
 
 def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
@@ -174,9 +175,11 @@ def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
     result = json.loads(ended.stdout)
     steps = [trial["steps"] for trial in result["trials"]]
     assert sum(steps) <= 0.5 * sum(trial["steps"] for trial in whole["trials"]) + 2 * max(steps)
-    assert result["trials"][0]["state"] == "trained" and result["hours"] < whole["hours"]
+    assert result["trials"][0]["state"] == "trained"
+    assert result["hours"] < whole["hours"]
     assert f"{len(steps)} of 27 trials were started" in result["untried"][0]
     shown = typed(f"rekindle sweep --of {result['workflow']}").stdout
     assert result["untried"][0] in shown
     run_id = tracking.find_run("short", result["workflow"])
-    assert run_id and result["untried"][0] in tracking.tags_of(run_id)["sweep.untried"]
+    assert run_id
+    assert result["untried"][0] in tracking.tags_of(run_id)["sweep.untried"]

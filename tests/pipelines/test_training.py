@@ -181,11 +181,10 @@ def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> 
     else:
         labels = share["spec"]["template"]["metadata"]["labels"]
         selector = share["spec"]["selector"]["matchLabels"]
-        assert (
-            labels["app.kubernetes.io/instance"] == "the-former"
-            and selector.items() <= labels.items()
-        )
-        assert share["metadata"]["name"] == "the-server-canary" and share["spec"]["replicas"] == 5
+        assert labels["app.kubernetes.io/instance"] == "the-former"
+        assert selector.items() <= labels.items()
+        assert share["metadata"]["name"] == "the-server-canary"
+        assert share["spec"]["replicas"] == 5
         # the pods of both Deployments have the labels of the-former: the servers' metrics tell them
         # apart
         assert (
@@ -348,7 +347,8 @@ def test_errors_that_a_retry_cannot_cure_are_not_retried(
     code: str, again: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
     retry = templates["prepare"]["retryStrategy"]
-    assert retry["retryPolicy"] == "Always" and retry["limit"] == 4
+    assert retry["retryPolicy"] == "Always"
+    assert retry["limit"] == 4
     assert evaluate_bool(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
 
 
@@ -356,9 +356,11 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
     templates: dict[str, dict[str, Any]],
 ) -> None:
     train = templates["train"]
-    assert train["resource"]["action"] == "apply" and train["resource"]["setOwnerReference"] is True
+    assert train["resource"]["action"] == "apply"
+    assert train["resource"]["setOwnerReference"] is True
     # these limits would count per attempt
-    assert "activeDeadlineSeconds" not in train and "timeout" not in train
+    assert "activeDeadlineSeconds" not in train
+    assert "timeout" not in train
     expression = train["retryStrategy"]["expression"]
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
 
@@ -368,19 +370,16 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
         )
 
     assert not is_retried(f"main: Error (exit code 64): {failed}", 0)
-    assert is_retried("pod deleted", 500) and is_retried("OOMKilled (exit code 137)", 500), (
-        "its job continues"
-    )
+    assert is_retried("pod deleted", 500)
+    assert is_retried("OOMKilled (exit code 137)", 500), "its job continues"
     rejected = "main: Error (exit code 64): no more retries Error from server"
     assert is_retried(
         f"{rejected} (InternalError): failed calling webhook: connection refused", 500
     )
-    assert is_retried(f"{rejected} (Forbidden): may not", 4) and not is_retried(
-        f"{rejected} (Forbidden): may not", 5
-    )
-    assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {
-        "duration": "10s"
-    }
+    assert is_retried(f"{rejected} (Forbidden): may not", 4)
+    assert not is_retried(f"{rejected} (Forbidden): may not", 5)
+    assert train["retryStrategy"]["limit"] > 1000
+    assert train["retryStrategy"]["backoff"] == {"duration": "10s"}
 
 
 def test_pods_that_watch_jobs_have_resource_requests_and_avoid_preemptible_nodes() -> None:
@@ -392,7 +391,8 @@ def test_pods_that_watch_jobs_have_resource_requests_and_avoid_preemptible_nodes
     templates = render_manifest(loaded)["spec"]["templates"]
     for template in (template for template in templates if "resource" in template):
         (main,) = json.loads(template["podSpecPatch"])["containers"]
-        assert main["name"] == "main" and main["resources"]["requests"]["memory"] == "256Mi"
+        assert main["name"] == "main"
+        assert main["resources"]["requests"]["memory"] == "256Mi"
         (term,) = template["affinity"]["nodeAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]["nodeSelectorTerms"]
@@ -478,7 +478,8 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
 def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
     worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
     spot = {"karpenter.sh/capacity-type": "spot"}  # node labels of the preset
-    assert worker["nodeSelector"] == spot and "nodeSelector" not in master
+    assert worker["nodeSelector"] == spot
+    assert "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "4Gi"},
         "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"},

@@ -34,7 +34,7 @@ def test_the_generated_pages_match_docstrings_and_help(page: Path, maker: str) -
 def test_the_stubs_list_the_same_names_and_modules(package: ModuleType) -> None:
     stub = ast.parse((ROOT / package.__name__ / "__init__.pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    names = vars(package)["NAMES"].items()
+    names = vars(package)["PUBLIC_NAMES"].items()
     modules = {name: f"{package.__name__}.{module}" for module, public in names for name in public}
     assert {alias.name: node.module for node in imports for alias in node.names} == modules
     exported = next(

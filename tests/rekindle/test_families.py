@@ -110,9 +110,8 @@ def test_all_families_are_trained_and_one_is_chosen() -> None:
 
 
 def test_a_single_family_is_trained_as_one_model() -> None:
-    assert "choose" not in rendered("families=[network]") and "train" in rendered(
-        "families=[network]"
-    )
+    assert "choose" not in rendered("families=[network]")
+    assert "train" in rendered("families=[network]")
     assert rendered("train.validation=0.1", family="line")["fit"]["template"] == "fit"
 
 

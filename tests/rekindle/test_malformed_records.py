@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import loads, to_json
 from rekindle.cluster.errors import api_error
 from rekindle.content.recorded_manifest import parse_manifest, unpack_manifest
 from rekindle.errors import RekindleError
@@ -19,16 +19,18 @@ from rekindle.local.services.s3.object_files import Files
 from rekindle.local.services.services import CREDENTIALS_FILE, Services
 from rekindle.operations.plan.history import former_run
 from rekindle.operations.plan.releases import local_champion
+from rekindle.operations.plan.tasks import Tree
 from rekindle.step import pack
 from rekindle.storage import Store
 from rekindle.training.cost.prices import ANNOTATION
-from rekindle.training.cost.run_cost import TRAINING_COSTS, step_costs
-from rekindle.training.cost.tariff import prices_of
+from rekindle.training.cost.run_cost import TRAINING_COSTS, compute_step_costs
+from rekindle.training.cost.tariff import read_prices
 from rekindle.training.membership.lease import Lease
 from rekindle.training.spec import TrainingSpec
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
 from steps.report import Inputs, record_cached
+from tests.effort import calls
 
 SERVICE = "objects/Service/model.json"
 
@@ -51,7 +53,7 @@ def node_costs(text: str) -> Any:
         "outputs": {"parameters": parameters},
     }
     manifest = {"spec": {"templates": [{"name": "report", "suspend": {}}]}}
-    return step_costs({"nodes": {"a": node}}, manifest, None)  # type: ignore[arg-type]
+    return compute_step_costs({"nodes": {"a": node}}, manifest, None)  # type: ignore[arg-type]
 
 
 READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
@@ -71,8 +73,28 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         lambda folder, text: identity_tags(text, "code"),
         ("[]", "{}", '{"spec": {"arguments": {"parameters": {}}}}'),
     ),
+    "the manifest of an earlier run": (
+        lambda folder, text: former_run("a", {"spec": json.loads(text)}, {}),
+        (
+            "[]",
+            '{"templates": [{"name": "a", "dag": {"tasks": [{}]}}]}',
+            '{"templates": [{"name": "a", "resource": "x"}]}',
+        ),
+    ),
+    "the tasks that an earlier run reused": (
+        lambda folder, text: Tree(
+            {
+                "spec": {
+                    "entrypoint": "a",
+                    "templates": [{"name": "a"}],
+                    "arguments": {"parameters": [{"name": "cached", "value": text}]},
+                }
+            }
+        ),
+        ("[]", '{"train": {}}', '{"train": {"task": "train", "at": 1}}'),
+    ),
     "prices": (
-        lambda folder, text: prices_of({"metadata": {"annotations": {ANNOTATION: text}}}),
+        lambda folder, text: read_prices({"metadata": {"annotations": {ANNOTATION: text}}}),
         ("{", "[]", "1"),
     ),
     "costs of trainings": (
@@ -154,6 +176,12 @@ def test_an_upload_with_a_malformed_record_does_not_exist(
     assert uploads._read(path.parent) is None
 
 
+def test_a_recorded_manifest_is_parsed_once() -> None:
+    templates = [{"name": f"t{number}"} for number in range(1000)]
+    text = to_json({"spec": {"templates": templates}})
+    assert calls(lambda: parse_manifest(text)) < 1.5 * calls(lambda: loads(text))
+
+
 DEEP = "[" * 100_000
 
 
@@ -161,7 +189,7 @@ def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
     s3: Store,
 ) -> None:
     prefix = f"deep-{uuid.uuid4().hex[:8]}"
-    spec = TrainingSpec.local("w", {}, {}).model_copy(update={"checkpoints": prefix})
+    spec = TrainingSpec.for_local_training("w", {}, {}).model_copy(update={"checkpoints": prefix})
     s3.put(f"{spec.checkpoints}/coordinator", DEEP.encode())
     lease = Lease(lambda: s3, spec, "me")
     lease.renew()

@@ -69,7 +69,8 @@ INVALID = [
     ("kind", "value"), [(kind, value) for kind, values in VALID for value in values]
 )
 def test_a_valid_name_is_a_text(kind: type, value: str):
-    assert kind(value) == value and kind.or_none(value) == value
+    assert kind(value) == value
+    assert kind.or_none(value) == value
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,9 @@ def test_no_other_value_becomes_a_name(kind: type, value: object):
 
 def test_a_reference_to_a_task_has_a_run_and_a_task():
     reference = TaskReference("fraud-x7k2p/prepare")
-    assert (reference.run, reference.task, reference.prefix) == (
-        "fraud-x7k2p",
-        "prepare",
-        "fraud-x7k2p/prepare/",
-    )
+    assert reference.run == "fraud-x7k2p"
+    assert reference.task == "prepare"
+    assert reference.prefix == "fraud-x7k2p/prepare/"
 
 
 def test_the_key_of_an_address_is_whole():

@@ -264,7 +264,8 @@ def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Pa
         (tmp_path, "other/configs/hello.yaml"),
     ):
         text = call(BIN / "rekindle", f"config {file}", start)
-        assert "cheerful" in text and f"{other}/rows.csv" in text
+        assert "cheerful" in text
+        assert f"{other}/rows.csv" in text
         assert "greet" in call(BIN / "rekindle", f"render {file}", start)
 
     (here / "more.csv").touch()
@@ -275,7 +276,8 @@ def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Pa
         "a path of the command line is relative to the working directory"
     )
     text = call(BIN / "rekindle", "config configs/hello.yaml", here)
-    assert "cheerful" not in text and f"{here}/rows.csv" in text
+    assert "cheerful" not in text
+    assert f"{here}/rows.csv" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -316,7 +318,8 @@ def test_a_new_project_serves_a_model_and_its_tests_pass(installed: Path, tmp_pa
             OMP_NUM_THREADS="1",
         )
 
-        assert f"http://127.0.0.1:{port}" in text and "card succeeded" in text
+        assert f"http://127.0.0.1:{port}" in text
+        assert "card succeeded" in text
 
         body = json.dumps({"instances": [{"hour": 18, "temperature": -5}]}).encode()
         with urllib.request.urlopen(

@@ -74,10 +74,10 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
 )
 def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
     converted = as_error(caught(error))  # type: ignore[arg-type]
-    assert isinstance(converted, CodeError) and converted.exit_code == 70
-    assert type(error).__name__ in str(
-        converted
-    ) and "tests/rekindle/test_project_errors.py:" in str(converted)
+    assert isinstance(converted, CodeError)
+    assert converted.exit_code == 70
+    assert type(error).__name__ in str(converted)
+    assert "tests/rekindle/test_project_errors.py:" in str(converted)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,8 @@ def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
 )
 def test_a_transient_exception_is_retried(error: Exception) -> None:
     converted = as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
-    assert not isinstance(converted, CodeError) and converted.exit_code == RekindleError.exit_code
+    assert not isinstance(converted, CodeError)
+    assert converted.exit_code == RekindleError.exit_code
 
 
 def test_an_exception_of_rekindle_is_not_an_error_in_user_code() -> None:
@@ -118,7 +119,8 @@ def test_an_exception_of_rekindle_is_not_an_error_in_user_code() -> None:
 
 def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
     text = str(as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
-    assert "\n" not in text and len(text) < 800
+    assert "\n" not in text
+    assert len(text) < 800
     assert "test_project_errors.py:" in text
 
 
@@ -179,9 +181,8 @@ def test_an_exception_of_a_step_ends_with_one_line_and_its_location(
     (project / "own_other.py").write_text("\n\nx = (\n")
     process = run_step(project, body)
     assert process.returncode == code, process.stderr
-    assert process.stderr.splitlines()[-1].startswith(
-        "error: "
-    ) and process.stderr.strip().endswith(words)
+    assert process.stderr.splitlines()[-1].startswith("error: ")
+    assert process.stderr.strip().endswith(words)
     assert "Traceback" in process.stderr
 
 

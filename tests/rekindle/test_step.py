@@ -93,7 +93,8 @@ def test_outputs_are_written_to_their_target_files(tmp_path: Path) -> None:
 )
 def test_an_output_of_json_has_no_template_tags(value: object) -> None:
     text = output_text("report", value)
-    assert "{{" not in text and json.loads(text) == value
+    assert "{{" not in text
+    assert json.loads(text) == value
 
 
 def test_an_output_of_text_with_a_template_tag_is_refused() -> None:
@@ -154,18 +155,22 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_misspelt_step_flag_or_output_is_one_clear_error() -> None:
     unknown = run("steps.prepar")
-    assert unknown.returncode == 78 and 'Did you mean "steps.prepare"?' in unknown.stderr
+    assert unknown.returncode == 78
+    assert 'Did you mean "steps.prepare"?' in unknown.stderr
     output = run("steps.prepare", "--output", "digst=x")
-    assert output.returncode == 78 and 'Did you mean "digest"?' in output.stderr
+    assert output.returncode == 78
+    assert 'Did you mean "digest"?' in output.stderr
     missing = run("steps.prepare")
-    assert missing.returncode == 78 and "is missing" in missing.stderr
+    assert missing.returncode == 78
+    assert "is missing" in missing.stderr
     assert "Traceback" not in unknown.stderr + output.stderr + missing.stderr
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_documents_its_inputs(name: str) -> None:
     step = load(name)
-    assert step.__doc__ and f"rekindle step {name} " in step.__doc__
+    assert step.__doc__
+    assert f"rekindle step {name} " in step.__doc__
     undocumented = [n for n, f in [*step.Inputs.model_fields.items()] if not f.description]
     assert not undocumented
 
@@ -262,4 +267,5 @@ def test_a_wrong_flag_is_one_line_with_the_nearest_flag(
 ) -> None:
     assert main(["steps.prepare", *arguments]) == 78
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and words in line
+    assert line.startswith("error: ")
+    assert words in line

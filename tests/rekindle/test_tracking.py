@@ -12,6 +12,8 @@ from rekindle import tracking
 from rekindle.errors import TrackingError
 from rekindle.names import InvalidName
 from tests.http_server import Answer, HttpServer
+from tests.proxy import Proxy, Write
+from tests.rekindle.duplicate_version import leave_duplicate
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,7 +69,8 @@ def test_logging_the_same_values_twice_changes_nothing(
     )
     run = client.get_run(run_id)
     assert len(run.data.params) == 150
-    assert (run.data.metrics["ap"], run.data.tags["digest"]) == (0.5, "abc")
+    assert run.data.metrics["ap"] == 0.5
+    assert run.data.tags["digest"] == "abc"
     assert [m.step for m in client.get_metric_history(run_id, "loss")] == list(range(700))
     assert [f.path for f in client.list_artifacts(run_id, "report/deep")] == ["report/deep/a.txt"]
 
@@ -91,6 +94,42 @@ def test_a_release_registered_twice_is_one_version(
     assert tracking.champion(name) == replace(first, deployment="cards-1")
     assert [release.version for release in tracking.promoted_releases(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
+
+
+def test_the_version_that_a_dead_process_registered_twice_is_deleted_by_the_next_release(
+    client: "MlflowClient", mlflow_server: str, name: str
+) -> None:
+    uri = "releases/a/"
+    source = "s3://b/releases/a/"
+    leave_duplicate(mlflow_server, name, uri, source)
+    # versions that other clients registered, or of other files, stay
+    client.create_model_version(name, source, tags={tracking.URI: uri})
+    tracking.register(name, "releases/b/", "s3://b/releases/b/", "0" * 64, "", {})
+
+    assert tracking.register(name, uri, source, "0" * 64, "", {}).version == "1"
+    versions = client.search_model_versions(f"name = '{name}'")
+    assert sorted(version.version for version in versions) == ["1", "3", "4"]
+    assert not any(tracking.UNCONFIRMED in version.tags for version in versions)
+
+
+def test_a_release_whose_registration_was_interrupted_is_one_version(
+    client: "MlflowClient", mlflow_server: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (name, "releases/a/", "s3://b/releases/a/", "0" * 64, "", {})
+    with Proxy(mlflow_server) as proxy:
+
+        def lose_answer(write: Write) -> None:
+            proxy.away = write.path.endswith("model-versions/create")
+
+        proxy.after = lose_answer
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with pytest.raises(TrackingError, match="does not answer"):
+            tracking.register(*files)
+
+        proxy.away = False
+        assert tracking.register(*files).version == "1"
+    assert tracking.UNCONFIRMED not in client.get_model_version(name, "1").tags
 
 
 def test_a_champion_registered_by_hand_is_rejected(client: "MlflowClient", name: str) -> None:
@@ -179,24 +218,29 @@ def test_the_error_without_an_address_names_the_variable(monkeypatch: pytest.Mon
         (tracking.URI, ""),
         (tracking.DEPLOYMENT, "169.254.169.254:80/x?="),
         (tracking.DEPLOYMENT, "kube-dns; reboot"),
-        (tracking.KEEP_RELEASES, "9" * 4999),
+        pytest.param(tracking.KEEP_RELEASES, "9" * 4999, id="keep_releases"),
     ],
 )
 def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
     mlflow_server: str, tag: str, value: str
 ) -> None:
     name = f"tags-{uuid.uuid4().hex[:6]}"
+    versions: list[str] = []
     for number in ("a", "b"):
         prefix = f"releases/{name}/{number * 12}/"
-        version = tracking.register(name, prefix, "s3://x/y", "0" * 64, "", {}).version
-        tracking.record_champion(name, version, f"{name}-{number}")
-    tracking.tag_version(name, "2", tag, value)
+        versions.append(tracking.register(name, prefix, "s3://x/y", "0" * 64, "", {}).version)
+        tracking.record_champion(name, versions[-1], f"{name}-{number}")
+
+    # a repeated request whose first answer came too late may have taken a number
+    first, last = versions
+    tracking.tag_version(name, last, tag, value)
 
     if tag == tracking.KEEP_RELEASES:
         found = tracking.champion(name)
-        assert found and found.keep_releases is None
+        assert found
+        assert found.keep_releases is None
         return
-    for read in (tracking.champion, lambda name: tracking.find_version(name, "2")):
-        with pytest.raises(InvalidName, match=f"the tag {tag} of version 2"):
+    for read in (tracking.champion, lambda name: tracking.find_version(name, last)):
+        with pytest.raises(InvalidName, match=f"the tag {tag} of version {last}"):
             read(name)
-    assert [found.version for found in tracking.promoted_releases(name)] == ["1"]
+    assert [found.version for found in tracking.promoted_releases(name)] == [first]

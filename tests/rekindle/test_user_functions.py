@@ -328,7 +328,8 @@ def test_an_exception_ends_the_step_with_its_line_and_without_a_retry(
     name, expected = stage.write(STEPS[function][0], function)
     assert program(name, stage) == CodeError.exit_code
     errors = capfd.readouterr().err.splitlines()
-    assert errors[-1].startswith("error: ") and errors[-1].endswith(expected)
+    assert errors[-1].startswith("error: ")
+    assert errors[-1].endswith(expected)
     assert "Traceback (most recent call last):" in errors
 
 
@@ -400,7 +401,8 @@ def test_an_exception_for_one_request_is_logged_with_its_line_and_the_server_con
     assert [answer.status for answer in answer_batch(predictor, bodies, 10).answers] == [200, 500]
     file, line, error = expected.removesuffix(".").split(":", 2)
     log = capfd.readouterr().err
-    assert f'File "{file}", line {line}' in log and error.strip() in log
+    assert f'File "{file}", line {line}' in log
+    assert error.strip() in log
 
 
 @pytest.mark.fast_cases(1)
@@ -418,4 +420,5 @@ def test_an_exception_before_the_run_is_one_line(stage: Stage, text: str, functi
         [BIN / "rekindle", "lint", config], cwd=stage.folder, capture_output=True, text=True
     )
     assert done.returncode != 0
-    assert done.stderr.count("\n") == 1 and expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert expected in done.stderr

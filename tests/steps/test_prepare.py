@@ -71,10 +71,8 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     assert run.data.params["data.digest"] == digest
     assert run.inputs
     [used] = run.inputs.dataset_inputs
-    assert (
-        used.dataset.digest == digest[:36]
-        and json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
-    )
+    assert used.dataset.digest == digest[:36]
+    assert json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
     assert json.loads(used.dataset.source) == {"uri": source}
     share = facts["train_frauds"] / facts["train_rows"]
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0, "fraud_share": share}
@@ -192,7 +190,8 @@ def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
     warning, tags = week(tmp_path, "2024-04-15", **data)
     remaining = int((tmp_path / "rows").read_text())
     assert remaining < rows
-    assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in warning
+    assert tags["data.newest"].startswith("2024-04-09T23:")
+    assert tags["data.newest"] in warning
     assert warning.endswith(
         f"this run has {remaining:,} rows; the run for 2024-04-10 had {rows:,}."
     )
@@ -275,16 +274,16 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
         output, warnings, digest = run("first")
         changed.result()
 
-    assert (digest, len(warnings)) == ("", 1) and f"{source} changed while it was read" in warnings[
-        0
-    ]
+    assert digest == ""
+    assert len(warnings) == 1
+    assert f"{source} changed while it was read" in warnings[0]
     assert "no later run reuses the outputs" in output
     output, *facts = run("second")
-    assert facts == [[], data_digest(str(source))] and "cached" not in output, output
+    assert facts == [[], data_digest(str(source))], output
+    assert "cached" not in output, output
     output, *facts = run("third")
-    assert (
-        facts == [[], data_digest(str(source))] and f"cached: outputs of {name}-second" in output
-    ), output
+    assert facts == [[], data_digest(str(source))], output
+    assert f"cached: outputs of {name}-second" in output, output
 
 
 @pytest.mark.usefixtures("mlflow_server")
@@ -302,5 +301,7 @@ def test_permanent_errors_have_exit_codes_and_one_sentence(
 ) -> None:
     done = prepare(tmp_path, "prepare-2", **data)
     assert done.returncode == code
-    assert done.stderr.startswith(message) and "Traceback" not in done.stderr
-    assert not (tmp_path / "dataset").exists() and list((tmp_path / "tmp").iterdir()) == []
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "dataset").exists()
+    assert list((tmp_path / "tmp").iterdir()) == []

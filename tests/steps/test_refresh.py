@@ -51,7 +51,8 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     tracking.record_champion(name, first.version, "servers-1")
 
     newer = refresh.run(inputs(name))
-    assert (newer.verdict, newer.champion) == ("release", first.version)
+    assert newer.verdict == "release"
+    assert newer.champion == first.version
     assert f"version {first.version} with {newer.rows:,} rows of data since" in newer.reason
     assert data_until(newer.dataset) > data_until(small_dataset)
     assert (newer.report / "verdict.json").read_text() == (report / "verdict.json").read_text()
@@ -71,7 +72,8 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
     again = refresh.run(inputs(name))
-    assert (again.verdict, again.rows) == ("same", 0)
+    assert again.verdict == "same"
+    assert again.rows == 0
     assert f"does not reach beyond {records[1]['provenance']['data_until']}" in again.reason
 
 

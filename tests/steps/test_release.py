@@ -88,11 +88,9 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
     assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(outputs.model_uri + "release.json"))
 
-    assert (record["version"], record["model_sha256"], record["workload"]) == (
-        "1",
-        CARD["sha256"],
-        CARD["workload"],
-    )
+    assert record["version"] == "1"
+    assert record["model_sha256"] == CARD["sha256"]
+    assert record["workload"] == CARD["workload"]
 
     assert record["files"].keys() == served
 
@@ -101,11 +99,9 @@ def test_a_release_has_the_files_of_a_server_and_its_provenance(
     client = MlflowClient(mlflow_server)
     version = client.get_model_version_by_alias(name, "candidate")
 
-    assert (version.version, version.source, version.run_id) == (
-        "1",
-        s3.uri(outputs.model_uri),
-        request.run_id,
-    )
+    assert version.version == "1"
+    assert version.source == s3.uri(outputs.model_uri)
+    assert version.run_id == request.run_id
 
     facts = {
         "git_sha": COMMIT,
@@ -137,16 +133,19 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
         inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1")
     )
     found = origin.read(s3, name, outputs.version)
-    assert (found.prefix, found.sha256, found.commit) == (outputs.model_uri, CARD["sha256"], COMMIT)
-    assert found.whole_config == config and found.parameters["rows"] == "7"
+    assert found.prefix == outputs.model_uri
+    assert found.sha256 == CARD["sha256"]
+    assert found.commit == COMMIT
+    assert found.whole_config == config
+    assert found.parameters["rows"] == "7"
     assert found.run.manifest == manifest
     assert found.curve == losses  # all digits
-    assert (
-        found.run.modules == ["steps.digits", "steps.prepare"]
-        and "rekindle.workload" in found.run.code
-    )
-    assert (found.provenance["lock_hash"], found.provenance["source_digest"]) == ("l1", "s1")
-    assert "origin.json" not in found.files and "curve.json" not in found.files
+    assert found.run.modules == ["steps.digits", "steps.prepare"]
+    assert "rekindle.workload" in found.run.code
+    assert found.provenance["lock_hash"] == "l1"
+    assert found.provenance["source_digest"] == "s1"
+    assert "origin.json" not in found.files
+    assert "curve.json" not in found.files
     without_curve = outputs.content
     (artifacts["model"] / "curve.json").unlink()
     # the hash is of the served files
@@ -177,7 +176,8 @@ def test_a_retried_release_registers_one_version(
     outputs = release.run(inputs(name, artifacts))
     tracking.record_champion(name, outputs.version, "cards-1")
     again = release.run(inputs(name, artifacts))
-    assert (again.version, again.model_uri) == (outputs.version, outputs.model_uri)
+    assert again.version == outputs.version
+    assert again.model_uri == outputs.model_uri
 
 
 def release_in_process(request: release.Inputs) -> None:
@@ -261,7 +261,8 @@ def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[
     # the same weights, another state
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
-    assert second.version == "2" and second.content != first.content
+    assert second.version == "2"
+    assert second.content != first.content
 
 
 def test_a_model_with_another_verdict_is_not_released(

@@ -71,7 +71,8 @@ def test_the_mlflow_run_gets_the_status_of_the_workflow(
         )
         assert report.run(inputs).run_id == run_id
     run = client(mlflow_server).get_run(run_id)
-    assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
+    assert run.info.status == expected
+    assert run.data.tags.get("rekindle.failures") == tag
 
 
 def test_the_end_of_a_run_trims_the_cache(
@@ -167,11 +168,9 @@ def test_the_run_shows_how_workers_spent_their_time(
     ]
     assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
 
-    assert (
-        metrics["workers/preemptions"],
-        tags["rekindle.preemptions"],
-        tags["rekindle.device"],
-    ) == (1, "1", "cpu")
+    assert metrics["workers/preemptions"] == 1
+    assert tags["rekindle.preemptions"] == "1"
+    assert tags["rekindle.device"] == "cpu"
 
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
@@ -208,7 +207,8 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
         "train-small/workers/preemptions",
         "train-wide/workers/preemptions",
     } <= data.metrics.keys()
-    assert "rekindle.device" not in data.tags and data.tags["train-wide/rekindle.device"] == "cpu"
+    assert "rekindle.device" not in data.tags
+    assert data.tags["train-wide/rekindle.device"] == "cpu"
     lines = data.tags["mlflow.note.content"].split("\n\n")
     assert lines[:2] == [
         "**evaluate-small/keep**: It is small.",
@@ -277,9 +277,8 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
 
     text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
     verdict, failure, picture = text.split("\n\n")
-    assert verdict == "**keep**: The candidate is worse." and failure.startswith(
-        "**failed**: train: "
-    )
+    assert verdict == "**keep**: The candidate is worse."
+    assert failure.startswith("**failed**: train: ")
     address = re.findall(r"!\[.*\]\((.*)\)", picture)[0]
     bearer = {"Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
     assert (
@@ -306,4 +305,5 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
     assert outputs.run_id == run_id
     assert outputs.warnings[0].startswith("the summary of the training is not recorded: ")
     run = client(mlflow_server).get_run(run_id)
-    assert (run.info.status, run.data.metrics) == ("FINISHED", {})
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == {}

@@ -58,7 +58,8 @@ def test_a_killed_worker_loses_nothing_and_its_successor_joins(
     third = crew.worker("third", argv)
     crew.release(60)
     assert coordinator.code() == 0, coordinator.said()
-    assert (second.code(), third.code()) == (0, 0), third.said()
+    assert second.code() == 0, third.said()
+    assert third.code() == 0, third.said()
     assert "generation 2: second\n" in coordinator.said()
     assert sha256(s3, "killed") == undisturbed
 
@@ -89,7 +90,8 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
 
     alone = crew.alone([*argv, "--min-workers=1"])
     assert alone.code() == 0, alone.said()
-    assert f"chunk 0 ({chunk}) is damaged" in alone.said() and newest in alone.said()
+    assert f"chunk 0 ({chunk}) is damaged" in alone.said()
+    assert newest in alone.said()
     assert f"resuming from step {step}" in alone.said()
     assert sha256(s3, "all") == undisturbed
 
@@ -115,7 +117,8 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
         == step
     )
     c = crew.worker("c", argv)
-    assert (c.code(), coordinator.code()) == (0, 0), c.said()
+    assert c.code() == 0, c.said()
+    assert coordinator.code() == 0, c.said()
     assert f"resuming from step {step}" in c.said()
     assert sha256(s3, "term") == undisturbed
 
@@ -142,10 +145,11 @@ def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves
         assert leaver.code() == 143, leaver.said()
 
     crew.release(60)
-    assert (other.code(), coordinator.code()) == (0, 0), other.said()
+    assert other.code() == 0, other.said()
+    assert coordinator.code() == 0, other.said()
     events = [
         (event["event"], event.get("name"))
-        for event in ledger.read(s3, "leaver/checkpoints/ledger")
+        for event in ledger.read_events(s3, "leaver/checkpoints/ledger")
     ]
     assert ("checkpoint", "leaver") in events[events.index(("drain", "leaver")) :]
     assert sha256(s3, "leaver") == undisturbed
@@ -165,7 +169,8 @@ def test_training_continues_without_its_coordinator(
     crew.release(60)
     crew.release(80)
     assert again.code() == 0, again.said()
-    assert (a.code(), b.code()) == (0, 0), a.said() + b.said()
+    assert a.code() == 0, a.said() + b.said()
+    assert b.code() == 0, a.said() + b.said()
     assert sha256(s3, "headless") == undisturbed
 
 
@@ -225,7 +230,8 @@ def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, 
     assert bad.code() == 78
     assert 'worker "bad" is refused: its threads is 2 and not 1' in bad.said()
     crew.release(20)
-    assert (good.code(), coordinator.code()) == (0, 0)
+    assert good.code() == 0
+    assert coordinator.code() == 0
 
 
 @pytest.mark.slow
@@ -247,7 +253,8 @@ def test_a_model_with_a_buffer_that_cannot_be_averaged_ends_the_run(crew: Crew) 
     argv = [*flags("hoarding", workers=1, steps=10**6), '--model={"hoarding": true}']
     coordinator = crew.coordinator(argv)
     worker = crew.worker("w", argv)
-    assert (worker.code(), coordinator.code()) == (78, 78)
+    assert worker.code() == 78
+    assert coordinator.code() == 78
     assert 'changes its buffer "seen"' in coordinator.said()
 
 
@@ -259,12 +266,12 @@ def test_model_and_checkpoints_of_another_run_are_not_overwritten(
     same = crew.alone(flags("undisturbed"))
     model = crew.alone(flags("undisturbed", seed=1))
     checkpoints = crew.alone(flags("undisturbed", seed=1, out="elsewhere"))
-    assert (same.code(), model.code(), checkpoints.code()) == (0, 78, 78)
+    assert same.code() == 0
+    assert model.code() == 78
+    assert checkpoints.code() == 78
     assert "is the model of another run" in model.said()
-    assert (
-        "belongs to another run" in checkpoints.said()
-        and "nothing was changed" in checkpoints.said()
-    )
+    assert "belongs to another run" in checkpoints.said()
+    assert "nothing was changed" in checkpoints.said()
     assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == objects
 
 
@@ -353,5 +360,6 @@ def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
     waiting = crew.worker("waiting", argv)
     crew.until(lambda: joined(s3, "silent"))
     assert crew.alone(argv).code() == 0  # without a coordinator
-    assert (coordinator.code(), waiting.code()) == (0, 0), coordinator.said()
+    assert coordinator.code() == 0, coordinator.said()
+    assert waiting.code() == 0, coordinator.said()
     assert sha256(s3, "silent") == undisturbed

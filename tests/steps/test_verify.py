@@ -89,7 +89,8 @@ def test_a_served_release_is_replayed_and_promoted(
         assert champion == tracking.Release(
             outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1"
         )
-        assert (result.former, result.expired) == ("", [])
+        assert result.former == ""
+        assert result.expired == []
         # no client has sent an instance
         assert scrape(server.url, outputs.version, {}).popitem()[1]["rows"] == 0
 
@@ -133,14 +134,16 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     schema = model.metadata.get_input_schema()
 
-    assert schema and [(c.name, c.type, c.required) for c in schema][-1] == (
+    assert schema
+    assert [(c.name, c.type, c.required) for c in schema][-1] == (
         "amount",
         AnyType(),
         True,
     )
 
     outputs_schema = model.metadata.get_output_schema()
-    assert outputs_schema and [column.type for column in outputs_schema] == [DataType.double]
+    assert outputs_schema
+    assert [column.type for column in outputs_schema] == [DataType.double]
     app = TestClient(init(model))  # as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
 
@@ -232,11 +235,13 @@ def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(
     uri, inputs = release_shaky(s3, "none", tmp_path, max_batch=1)
     with Running(f"--model={uri}", "--max-batch=7") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
-        assert (result.replayed, result.compared) == (40, "within 1e-05, in batches of up to 7")
+        assert result.replayed == 40
+        assert result.compared == "within 1e-05, in batches of up to 7"
 
     with Running(f"--model={uri}", "--max-batch=1") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
-        assert (result.max_difference, result.compared) == (0, "to the bit, in batches of up to 1")
+        assert result.max_difference == 0
+        assert result.compared == "to the bit, in batches of up to 1"
         rows = list(read_predictions(inputs["report"], 40))
         numerics = read_numerics(inputs["report"])
         changed = [
@@ -394,13 +399,15 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
         tracking.record_deployment(name, "1", foreign)
         tracking.record_champion(name, "2", own)
         outputs = verify.conclude(inputs, Comparison(1e-5))
-        assert (outputs["running"], outputs["expired"]) == ([own, new], [])
+        assert outputs["running"] == [own, new]
+        assert outputs["expired"] == []
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
         tracking.record_deployment(name, "1", own)
         tracking.record_champion(name, "2", foreign)
         outputs = verify.conclude(inputs, Comparison(1e-5))
-        assert (outputs["running"], outputs["expired"]) == ([new], [own])
+        assert outputs["running"] == [new]
+        assert outputs["expired"] == [own]
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
 
@@ -427,13 +434,12 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
 
     assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
     outputs = verify.conclude(changed.model_copy(update={"champion": "2"}), compared)
-    assert (outputs["promoted"], outputs["former"]) == (True, f"{name}-2")
+    assert outputs["promoted"] is True
+    assert outputs["former"] == f"{name}-2"
     champion = tracking.champion(name)
 
-    assert (
-        champion
-        and champion.version == "3"
-        and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
-    )
+    assert champion
+    assert champion.version == "3"
+    assert tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
 
     assert json.loads(s3.get(f"releases/{name}/c/verdict.json")) == {"verdict": "release"}

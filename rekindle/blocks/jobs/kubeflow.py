@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from argolocal.common import exit_codes
-from argolocal.manifest.training_jobs import JOBS, REMOVED
+from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod_settings import Manifest, container, pod_spec
@@ -122,7 +122,7 @@ def training_job(
     restart_limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
 
     return {
-        "apiVersion": "kubeflow.org/v1",
+        "apiVersion": JOB_VERSION,
         "kind": kind,
         "metadata": gang.metadata(name, cluster),
         "spec": {

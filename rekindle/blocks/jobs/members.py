@@ -9,7 +9,7 @@ from rekindle.blocks import volume
 from rekindle.blocks.pod_settings import (
     MOUNTS,
     OF_WORKFLOW,
-    POD_IP,
+    POD_ADDRESS,
     Manifest,
     container,
     image_digest,
@@ -20,6 +20,7 @@ from rekindle.blocks.pod_settings import metadata as pod_metadata
 from rekindle.blocks.pod_settings import volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import POD_NAME, REKINDLE_DEADLINE, REKINDLE_METRICS, REKINDLE_SECRET
 from rekindle.training.spec import TrainConfig
 
 # The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs, so
@@ -97,10 +98,10 @@ def coordinator(
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
     variables = {
-        "REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes,
-        "REKINDLE_METRICS": METRICS_PORT,
+        REKINDLE_DEADLINE: 60 * cluster.pod("train").deadline_minutes,
+        REKINDLE_METRICS: METRICS_PORT,
     }
-    env = [*POD_IP, _secret_variable(name), *image_digest(cluster.pod("train").image)]
+    env = [*POD_ADDRESS, _secret_variable(name), *image_digest(cluster.pod("train").image)]
     env += ({"name": key, "value": str(value)} for key, value in variables.items())
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
     main = container(container_name, pod, args, env=env, ports=ports)
@@ -136,8 +137,8 @@ def worker(
         pod,
         ["-m", "rekindle.training.launch.launcher", *flags],
         env=[
-            *POD_IP,
-            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            *POD_ADDRESS,
+            {"name": POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret_variable(name),
             *({"name": key, "value": value} for key, value in variables.items() if value),
             *shutdown_variables(pod),
@@ -156,6 +157,6 @@ def worker(
 
 def _secret_variable(name: str) -> Manifest:
     return {
-        "name": "REKINDLE_SECRET",
+        "name": REKINDLE_SECRET,
         "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET_FIELD}},
     }

@@ -3,6 +3,7 @@
 Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 """
 
+from argolocal.manifest.training_jobs import JOB_VERSION
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
 from rekindle.blocks.jobs.members import coordinator, count_pods, worker
@@ -34,7 +35,7 @@ def pytorch_job(
         processes["nprocPerNode"] = str(counts.workers_per_pod)
 
     return {
-        "apiVersion": "kubeflow.org/v1",
+        "apiVersion": JOB_VERSION,
         "kind": "PyTorchJob",
         "metadata": gang.metadata(name, cluster),
         "spec": {

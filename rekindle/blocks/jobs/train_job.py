@@ -7,6 +7,7 @@ share); a crash restarts the container.
 Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
+from argolocal.manifest.object_labels import TRAINER_STEP
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
 from rekindle.blocks.jobs.members import count_pods, worker
@@ -16,7 +17,7 @@ from rekindle.training.spec import TrainConfig
 
 __all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
 
-API = "trainer.kubeflow.org/v1alpha1"
+TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
 # name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK,
 # PET_MASTER_ADDR, ...
 NODE = "node"
@@ -41,7 +42,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
             "name": NODE,
             "replicas": 1,
             "template": {
-                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                "metadata": {"labels": {TRAINER_STEP: "trainer"}},
                 "spec": nodes,
             },
         },
@@ -51,7 +52,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     metadata = gang.queue_metadata(cluster)
 
     return {
-        "apiVersion": API,
+        "apiVersion": TRAINER_VERSION,
         "kind": "TrainingRuntime",
         "metadata": {
             "name": name,
@@ -73,7 +74,7 @@ def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list
     its runtime."""
     counts = count_pods(train, cluster)
     return {
-        "apiVersion": API,
+        "apiVersion": TRAINER_VERSION,
         "kind": "TrainJob",
         "metadata": gang.metadata(name, cluster),
         "spec": {

@@ -46,7 +46,7 @@ from rekindle.sections import (
     leaves,
     settings,
 )
-from rekindle.training.spec import TrainConfig, check_training
+from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
@@ -253,31 +253,13 @@ def load_config(
     that project.
     """
     file = project.config(Path(file))
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths of values that have keys below them
-
-    for keys, value, origin in _settings(
-        file, sets, os.environ if environment is None else environment
-    ):
-        _assign(values, keys, value, origin)
-        path = ".".join(keys)
-        if path in sections:
-            origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
-
-        origins[path] = origin
-        sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
-
+    values, origins = _merge(
+        _settings(file, sets, os.environ if environment is None else environment)
+    )
     if "workload" not in values:
         raise ConfigError(_missing_workload(file))
 
-    modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
-    for key, module in modules.items():
-        if not isinstance(module, str) or not module:
-            raise ConfigError(
-                f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module."
-            )
-
+    modules = _module_names(values, origins)
     with _prefixed(origins["workload"]):
         workload = load(modules["workload"])
 
@@ -300,18 +282,55 @@ def load_config(
 
     loaded = Loaded(config, origins)
     _reject_passwords(loaded)
-    with _prefixed(loaded.origin_below("gate") or str(file)):
+    _check_against_workload(loaded, workload, str(file))
+    return loaded
+
+
+def _merge(
+    settings: Iterable[tuple[Keys, Any, str]],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of all settings, and the origin of each value by its path. A later setting
+    replaces earlier ones."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    sections: set[str] = set()  # paths of values that have keys below them
+
+    for keys, value, origin in settings:
+        _assign(values, keys, value, origin)
+        path = ".".join(keys)
+        if path in sections:
+            origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
+
+        origins[path] = origin
+        sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
+
+    return values, origins
+
+
+def _module_names(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+    """Return the modules of the workload and of the pipeline. Raises ConfigError."""
+    modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
+    for key, module in modules.items():
+        if not isinstance(module, str) or not module:
+            raise ConfigError(
+                f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module."
+            )
+    return modules
+
+
+def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
+    """Raise ConfigError for a gate, a training or families that the workload cannot have."""
+    config = loaded.config
+    with _prefixed(loaded.origin_below("gate") or file):
         check_bounds(config.gate, workload.metrics)
 
     with _prefixed(loaded.origin("train.validation")):
-        check_training(config.train, workload)
+        check_supported_settings(config.train, workload)
 
-    with _prefixed(loaded.origins.get("train.validation", str(file))):
+    with _prefixed(loaded.origins.get("train.validation", file)):
         families.check_validation(
             families.select(workload, config.families), config.train.validation
         )
-
-    return loaded
 
 
 def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[str]:

@@ -18,6 +18,7 @@ import yaml
 
 from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import FIRST_OF_NUMBERS, FLOAT, INTEGER, SHORT_BOOLEAN
+from argolocal.manifest.allowed_values import API_VERSION
 from rekindle import project
 from rekindle.blocks.manifest.provenance import (
     PROVENANCE,
@@ -26,17 +27,16 @@ from rekindle.blocks.manifest.provenance import (
     git_sha,
     lock_hash,
 )
-from rekindle.blocks.pod_settings import labels
+from rekindle.blocks.pod_settings import Manifest, labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.step import pack
-from rekindle.training.cost.pod_requests import of_manifest
+from rekindle.training.cost.pod_requests import list_manifest_pods
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
 
-Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
 # Kubernetes rejects objects of 1.5 MB, and Argo adds its status to the same object
@@ -73,7 +73,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     # not in the manifest itself, which must not depend on prices
     prices = Prices.load(project.root())
     if prices:
-        prices.check_pods(of_manifest(manifest))
+        prices.check_pods(list_manifest_pods(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {
             ANNOTATION: prices.model_dump_json()
         }
@@ -125,7 +125,7 @@ def _cron(config: "Config") -> Manifest:
     metadata = {"name": config.name, **run_metadata, **namespace}
 
     return {
-        "apiVersion": "argoproj.io/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
         "metadata": metadata,
         "spec": spec,

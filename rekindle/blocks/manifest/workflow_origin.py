@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.documents import InvalidDocument, parse_object
-from rekindle.object_labels import NAME_LABEL, PART_OF_REKINDLE
+from rekindle.kubernetes_names import NAME_LABEL, PART_OF_REKINDLE
 
 
 def is_rekindle(manifest: Mapping[str, Any]) -> bool:

@@ -50,7 +50,7 @@ def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def held_out(train: TrainConfig) -> dict[str, Any]:
     """Return the settings that determine the samples which no training has seen."""
-    return {name: getattr(train, name) for name in TrainConfig.HELD_OUT}
+    return {name: getattr(train, name) for name in TrainConfig.HELD_OUT_SETTINGS}
 
 
 def watch(

@@ -17,7 +17,7 @@ from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import SCALED, apply, arguments, number, read, scale, text
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
 from rekindle.blocks.serving.route import http_route
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.release.serve_config import ServeConfig
 from rekindle.step import to_text
 
@@ -27,6 +27,8 @@ WORKFLOW = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
 CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"  # empty if no champion exists
+CANDIDATE = {field: text(field) for field in CANDIDATE_INPUTS}
+DECISION = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
 PODS_PATH = {"replicas": "{.spec.replicas}"}
 OUTCOME_EXPRESSION = (
     f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary :"
@@ -48,12 +50,8 @@ def rollout(
     `unique_name` returns unique template names, `watch` is the template of steps.canary, and
     `deployment` is the candidate's Deployment. `can_repeat`: input of the step.
     """
-    candidate = {field: text(field) for field in CANDIDATE_INPUTS}
-    watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-    continues = as_word(f"'{watch_outputs['percent']}' != '0'")
-
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
-    inputs = [Parameter(name=field) for field in (*candidate, "percent")]
+    inputs = [Parameter(name=field) for field in (*CANDIDATE, "percent")]
     with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
         former_server = text("former")
         pods = read(
@@ -62,7 +60,7 @@ def rollout(
         Task(name="champion", template=pods, arguments={"former": former_server})
 
         watch_inputs = {
-            **{field: value for field, value in candidate.items() if field != "model_uri"},
+            **{field: value for field, value in CANDIDATE.items() if field != "model_uri"},
             "percent": text("percent"),
             "name": model,
             "rule": to_text(serve.canary),
@@ -71,34 +69,40 @@ def rollout(
         }
         Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
 
+        continues = as_word(f"'{DECISION['percent']}' != '0'")
         is_split = bool(serve.canary and serve.canary.gateway)
         if is_split:
-            needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
-            Task(
-                name="scale",
-                template=scale(unique_name("scale"), STARTUP_SECONDS),
-                arguments={"server": text("server"), "replicas": watch_outputs["replicas"]},
-                when=f"{continues} && {needs_pods}",
-                depends="watch",
-            )
+            _add_scaling(scale(unique_name("scale"), STARTUP_SECONDS), serve, continues)
 
         share = _share_template(unique_name("share"), model, serve, deployment)
         Task(
             name="share",
             template=share,
-            arguments=arguments(share, candidate | watch_outputs),
+            arguments=arguments(share, CANDIDATE | DECISION),
             when=continues,
             depends=SCALED if is_split else "watch",
         )
         Task(
             name="next",
             template=dag.name,
-            arguments=candidate | {"percent": watch_outputs["percent"]},
+            arguments=CANDIDATE | {"percent": DECISION["percent"]},
             when=continues,
             depends="share",
         )
 
     return dag
+
+
+def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None:
+    """Add a task that gives the candidate the pods of its share, if it needs more than at first."""
+    needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
+    Task(
+        name="scale",
+        template=template,
+        arguments={"server": text("server"), "replicas": DECISION["replicas"]},
+        when=f"{continues} && {needs_pods}",
+        depends="watch",
+    )
 
 
 def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:

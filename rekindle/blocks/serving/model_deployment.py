@@ -7,8 +7,7 @@ a rollback restores its weights, image, flags and resources.
 from math import ceil
 
 from rekindle.blocks.pod_settings import (
-    POD_IP,
-    SERVING_SECRET,
+    POD_ADDRESS,
     Manifest,
     container,
     environment,
@@ -17,7 +16,7 @@ from rekindle.blocks.pod_settings import (
     token,
 )
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.object_labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL
+from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
@@ -95,7 +94,7 @@ def _server_pod(
         "serve",
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
-        env=[*POD_IP, *token(serve)],
+        env=[*POD_ADDRESS, *token(serve)],
         envFrom=environment(SERVING_SECRET),
         ports=[{"name": "http", "containerPort": PORT}],
         startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),

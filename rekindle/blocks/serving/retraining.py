@@ -2,6 +2,7 @@
 
 from hera.workflows import Resource
 
+from argolocal.manifest.allowed_values import API_VERSION
 from rekindle.blocks.container import retries
 from rekindle.blocks.pod_settings import labels
 from rekindle.blocks.resource import apply
@@ -17,7 +18,7 @@ def retraining(pipeline: str) -> Resource:
     name = f"{pipeline}-{{{{workflow.creationTimestamp.s}}}}"
 
     workflow = {
-        "apiVersion": "argoproj.io/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "Workflow",
         "metadata": {"name": name, "labels": labels(pipeline)},
         "spec": {"workflowTemplateRef": {"name": pipeline}},

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import click
 
 from argolocal.cli.options import output_option
-from argolocal.cli.output import errors_as_json
+from argolocal.cli.output import print_errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
@@ -71,7 +71,7 @@ def backfill(
     from rekindle.operations.missed_runs import missed_runs
     from rekindle.view.backfill_table import table
 
-    with errors_as_json(as_json):
+    with print_errors_as_json(as_json):
         settings = source.load().config
         if not cluster:
             settings.data.check_source()

@@ -2,8 +2,8 @@
 
 import click
 
-from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
-from argolocal.cli.output import errors_as_json
+from argolocal.cli.options import NonEmptyName, output_option, parameters_option, parse_pairs
+from argolocal.cli.output import print_errors_as_json
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
@@ -15,7 +15,7 @@ DIFFERENT = 3
 
 
 @command
-@click.argument("model", type=Name(), metavar="MODEL[@VERSION]")
+@click.argument("model", type=NonEmptyName(), metavar="MODEL[@VERSION]")
 @click.option(
     "--data",
     default="",
@@ -66,8 +66,10 @@ def reproduce(
     if "@" in model and not version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
 
-    with errors_as_json(as_json):
-        request = Request(name, version, commit, data, ignore_errors, check, pairs_of(parameters))
+    with print_errors_as_json(as_json):
+        request = Request(
+            name, version, commit, data, ignore_errors, check, parse_pairs(parameters)
+        )
         result = reproduce(home(), request, lambda line: click.echo(line, err=True))
 
     if as_json:

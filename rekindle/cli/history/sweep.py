@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import Run, ask_option, output_option
+from argolocal.cli.options import RunNameParam, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
@@ -36,7 +36,11 @@ def check_sweep(config: Any) -> None:
 @command
 @configured
 @click.option(
-    "--of", "name", type=Run(), metavar="RUN", help="Show the trials of this run; start no sweep."
+    "--of",
+    "name",
+    type=RunNameParam(),
+    metavar="RUN",
+    help="Show the trials of this run; start no sweep.",
 )
 @cluster_flag
 @output_option("text", "json")

@@ -8,12 +8,11 @@ mpi/mpijob_controller.go.
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.types import Object
 
-Object = dict[str, Any]
 Address = Callable[[str], str]  # pod name → address
 MPI_DIRECTORY = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.controllers.pod_process import Pod
 from argolocal.language.gofmt import timestamp
+from argolocal.manifest.object_labels import TRAINER_STEP
+from argolocal.manifest.types import Object
 from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended
@@ -64,7 +66,9 @@ class JobSets(TrainingJobs):
                 )
 
         for job in spec["replicatedJobs"]:
-            sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
+            require_single_container(
+                _job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}"
+            )
 
         current_job_set = self.read(name)
         status = (current_job_set or {}).get("status") or {}
@@ -346,7 +350,7 @@ def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
     Source: plugins/torch/torch.go.
     """
     labels = ((entry.get("template") or {}).get("metadata") or {}).get("labels") or {}
-    if labels.get("trainer.kubeflow.org/trainjob-ancestor-step") != "trainer":
+    if labels.get(TRAINER_STEP) != "trainer":
         return entry
 
     spec = _job_spec(entry)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from argolocal.controllers.controller import Object
 from argolocal.controllers.deployment import Deployments, Services, is_headless
+from argolocal.manifest.types import Object
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say
 from rekindle.local.ports import PORTS_TO_TRY, move_server_port, move_service_port

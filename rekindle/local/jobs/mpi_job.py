@@ -10,17 +10,12 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from argolocal.controllers.pod_process import Pod
+from argolocal.manifest.types import Object
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
-from rekindle.local.jobs.frameworks import (
-    MPI_DIRECTORY,
-    Object,
-    pod_name,
-    replica_count,
-    replicas_of,
-)
+from rekindle.local.jobs.frameworks import MPI_DIRECTORY, pod_name, replica_count, replicas_of
 
 VOLUME = "mpi-job-config"
 
@@ -43,7 +38,7 @@ def write_files(obj: Object, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     slots = obj["spec"].get("slotsPerWorker", 1)
     names = worker_names(obj)
-    agent = shlex.join(python(kubexec.__file__))
+    agent = shlex.join(python_command(kubexec.__file__))
     (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
 
     scripts = {

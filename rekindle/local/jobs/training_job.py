@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 
-from argolocal.controllers.controller import Controller, Object, sole_container
+from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.controllers.memory_volumes import memory_volume, shared_memory
 from argolocal.controllers.pod_process import Pod, terminate_all
 from argolocal.errors import describe
@@ -23,6 +23,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOB_VERSION, JOBS
+from argolocal.manifest.types import Object
 from argolocal.state.journal import RunFiles, run_claims
 from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
@@ -73,7 +74,7 @@ class TrainingJobs(Controller):
             )
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
-            sole_container(replica["template"]["spec"], f"{label}: {role}")
+            require_single_container(replica["template"]["spec"], f"{label}: {role}")
 
     def apply(self, obj: Object) -> Object:
         """Apply the job, at another port if a program has taken the job's default port from all

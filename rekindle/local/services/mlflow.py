@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.processes import end_unless_recorded
+from rekindle.kubernetes_names import MLFLOW_TRACKING_TOKEN
 from rekindle.local.services.login import Login
 from rekindle.local.services.threaded_server import Connections
 from rekindle.tracking import REMOVED
 
-TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
 # allowed sources of model versions; the server does not read from these sources
 SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
@@ -153,10 +153,10 @@ def main() -> None:
 
     args = parser.parse_args()
 
-    token = os.environ.pop(TOKEN_VARIABLE, "")
+    token = os.environ.pop(MLFLOW_TRACKING_TOKEN, "")
     if not token:
         raise SystemExit(
-            f"{TOKEN_VARIABLE} is not set: clients authenticate with this token. Set it."
+            f"{MLFLOW_TRACKING_TOKEN} is not set: clients authenticate with this token. Set it."
         )
 
     end_unless_recorded(args.record)

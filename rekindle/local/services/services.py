@@ -30,7 +30,13 @@ from argolocal.common import homes
 from argolocal.common.environment import remove_secrets
 from argolocal.common.files import write_atomically, write_once
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
+from argolocal.common.processes import (
+    confirm_recorded,
+    end_group,
+    is_alive,
+    python_command,
+    start_time,
+)
 from rekindle.documents import Document, parse, read_file
 from rekindle.errors import (
     ConfigError,
@@ -40,16 +46,27 @@ from rekindle.errors import (
     say,
     without_user,
 )
+from rekindle.kubernetes_names import (
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    MLFLOW_TRACKING_PASSWORD,
+    MLFLOW_TRACKING_TOKEN,
+    MLFLOW_TRACKING_URI,
+    MLFLOW_TRACKING_USERNAME,
+    REKINDLE_TOKEN,
+    S3_BUCKET,
+    S3_ENDPOINT_URL,
+)
 
 BUCKET = "rekindle"
+DATABASE = "mlflow.db"  # of the embedded MLflow, in the home
 REGION = "us-east-1"
 GRACE_S = 5.0  # time for a service to exit
 SERVICES = ("s3", "mlflow")
 # environment variables with the addresses of real services, which replace the embedded services
-ADDRESS_VARIABLES = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-LOGIN_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+ADDRESS_VARIABLES = {"s3": S3_ENDPOINT_URL, "mlflow": MLFLOW_TRACKING_URI}
+LOGIN_VARIABLES = (MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)
 CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
-SERVING_TOKEN = "REKINDLE_TOKEN"  # environment variable and key of the Secret  # nosec B105
 ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
@@ -140,13 +157,13 @@ class Services:
         """Return the variables with the services' addresses for pods (the ConfigMap). Starts the
         services."""
         self.start()
-        return self.store_environment() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
+        return self.store_environment() | {MLFLOW_TRACKING_URI: self.url("mlflow")}
 
     def store_environment(self) -> dict[str, str]:
         """Return the variables of the object store. Starts only the object store."""
         return {
-            "S3_ENDPOINT_URL": self.url("s3"),
-            "S3_BUCKET": self.environ.get("S3_BUCKET", BUCKET),
+            S3_ENDPOINT_URL: self.url("s3"),
+            S3_BUCKET: self.environ.get(S3_BUCKET, BUCKET),
             "AWS_REGION": self.environ.get("AWS_REGION", REGION),
         }
 
@@ -154,13 +171,13 @@ class Services:
         """Return the keys of the S3 endpoint (the Secret): for a real S3 from the environment, else
         from the home."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
-            names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+            names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
         return self._keep_secret(
             CREDENTIALS_FILE,
             {
-                "AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(),
-                "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30),
+                AWS_ACCESS_KEY_ID: secrets.token_hex(10).upper(),
+                AWS_SECRET_ACCESS_KEY: secrets.token_urlsafe(30),
             },
         )
 
@@ -172,7 +189,7 @@ class Services:
         # `curl -H @FILE` reads it: an argument of a command is visible to all users of the machine
         header = f"Authorization: Bearer {text.split()[0]}\n"
         write_atomically(self.authorization_file, header, 0o600)
-        return {SERVING_TOKEN: text}
+        return {REKINDLE_TOKEN: text}
 
     @property
     def authorization_file(self) -> Path:
@@ -185,13 +202,13 @@ class Services:
 
         Raises ConfigError.
         """
-        text = self.environ.get(SERVING_TOKEN)
+        text = self.environ.get(REKINDLE_TOKEN)
         if text is None:
             return
 
         if not text.strip() or not text.isascii():
             raise ConfigError(
-                f"{SERVING_TOKEN} contains no token or other characters than ASCII: set it to one"
+                f"{REKINDLE_TOKEN} contains no token or other characters than ASCII: set it to one"
                 " or more tokens, separated by spaces or lines, or unset it."
             )
 
@@ -201,7 +218,9 @@ class Services:
     def login_page(self, page: str) -> str:
         """Return the address of a page of the embedded MLflow that logs a browser in."""
         address, _, fragment = page.partition("/#")
-        return f"{address}/?token={self.login()[LOGIN_VARIABLES[0]]}{fragment and '#' + fragment}"
+        return (
+            f"{address}/?token={self.login()[MLFLOW_TRACKING_TOKEN]}{fragment and '#' + fragment}"
+        )
 
     def login(self) -> dict[str, str]:
         """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the
@@ -221,7 +240,7 @@ class Services:
         return str(path)
 
     def _token(self) -> dict[str, str]:
-        return self._keep_secret(TOKEN_FILE, {LOGIN_VARIABLES[0]: secrets.token_urlsafe(32)})
+        return self._keep_secret(TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)})
 
     def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
         """Return the content of a file that only its owner can read; write `initial` if the file is
@@ -299,7 +318,7 @@ class Services:
 
         with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                python("-m", *self._command(name, listening_socket.fileno())),
+                python_command("-m", *self._command(name, listening_socket.fileno())),
                 pass_fds=[listening_socket.fileno()],
                 start_new_session=True,
                 cwd="/",
@@ -335,8 +354,8 @@ class Services:
                 BUCKET,
             ]
 
-        bucket = self.environ.get("S3_BUCKET", BUCKET)
-        store = f"sqlite:///{self.home / 'mlflow.db'}"
+        bucket = self.environ.get(S3_BUCKET, BUCKET)
+        store = f"sqlite:///{self.home / DATABASE}"
         artifacts = f"s3://{bucket}/mlflow"
 
         return [

@@ -8,12 +8,13 @@ other names for the cohort).
 import math
 from collections.abc import Iterator, Mapping
 
+from argolocal.manifest.types import Object
 from rekindle.cluster.cluster_nodes import amounts, excess, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.kubernetes_api import Cluster, Object, Resource
+from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.queue import VERSIONS, list_objects
 from rekindle.operations.plan.resources import totals
-from rekindle.training.cost.pod_requests import Replicas, number
+from rekindle.training.cost.pod_requests import Replicas, parse_quantity
 
 QUOTAS = Resource("v1", "resourcequotas")
 
@@ -122,7 +123,9 @@ def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict
         if cohort and borrowing_limit is None:
             amount = _cohort_quota(cluster, cohort, flavor, name)
         else:
-            amount = number(resource.get("nominalQuota") or 0) + number(borrowing_limit or 0)
+            amount = parse_quantity(resource.get("nominalQuota") or 0) + parse_quantity(
+                borrowing_limit or 0
+            )
 
         result[name] = result.get(name, 0.0) + amount
 
@@ -157,7 +160,7 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
         for key, found in _quotas_by_flavor(queue)
         if key == (flavor, name)
     ]
-    return sum(number(resource.get("nominalQuota") or 0) for resource in resources)
+    return sum(parse_quantity(resource.get("nominalQuota") or 0) for resource in resources)
 
 
 def _cohort(item: Object) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from argolocal.manifest import read as manifests
+from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.resolve import find_in, store_templates
 from argolocal.manifest.shape import shape_errors
 from rekindle import project
@@ -23,7 +24,7 @@ from rekindle.operations.plan.releases import PlannedRelease
 from rekindle.operations.plan.resources import ResourceSeconds
 from rekindle.operations.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
 from rekindle.operations.plan.timing import Estimate, Total
-from rekindle.training.cost.pod_requests import Replicas, training_runtimes
+from rekindle.training.cost.pod_requests import Replicas, list_training_runtimes
 from rekindle.training.cost.prices import Prices
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ NO_CACHE = Reason("the cache is not used")
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": TEMPLATES,
-    "ClusterWorkflowTemplate": Resource(
-        "argoproj.io/v1alpha1", "clusterworkflowtemplates", namespaced=False
-    ),
+    "ClusterWorkflowTemplate": Resource(API_VERSION, "clusterworkflowtemplates", namespaced=False),
     "ConfigMap": Resource("v1", "configmaps"),
 }
 
@@ -118,11 +117,12 @@ class Sources:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
     def former_runs(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
+        note = self.notes.append
         if not self.cluster:
-            return list(history.read_local_runs(self.home, workflow, prefix))
+            return list(history.read_local_runs(self.home, workflow, prefix, note))
 
         try:
-            return list(history.read_cluster_runs(self.cluster, workflow, prefix))
+            return list(history.read_cluster_runs(self.cluster, workflow, prefix, note))
         except RekindleError as error:
             self.notes.append(f"former runs cannot be read: {error}")
             return []
@@ -213,7 +213,7 @@ def forecast(
     overhead_s = timing.overhead(tree, former_runs)
 
     prices = Prices.load(project.root())
-    runtimes = training_runtimes(tree.templates.values())
+    runtimes = list_training_runtimes(tree.templates.values())
 
     rows = [
         _row(

@@ -3,7 +3,7 @@ cluster."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,14 @@ from rekindle.blocks.manifest.workflow_origin import parameter, pipeline_label
 from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
+from rekindle.content.recorded_manifest import validate_manifest
+from rekindle.documents import InvalidDocument
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.object_labels import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL
+from rekindle.operations.plan.tasks import Tree
+
+Note = Callable[[str], None]
+LAUNCHER = "rekindle.training.launch"
 
 MAX_RUNS = 10  # the newest runs say most about the next run
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
@@ -38,24 +44,27 @@ class Record:
 @dataclass(frozen=True)
 class FormerRun:
     """An earlier run that has ended. `records`: its tasks that were computed and succeeded, by
-    path."""
+    path; `tree`: its tasks, if it trains."""
 
     name: str
-    workflow: Mapping[str, Any]
+    tree: Tree | None
     seconds: float  # duration of the run; 0 unless it succeeded
     records: dict[str, Record]
 
 
-def read_local_runs(home: Path, workflow: Mapping[str, Any], prefix: str) -> Iterator[FormerRun]:
-    """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs."""
+def read_local_runs(
+    home: Path, workflow: Mapping[str, Any], prefix: str, note: Note
+) -> Iterator[FormerRun]:
+    """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs; `note`
+    is called for each malformed run."""
     names = runs.names(home) if (home / "runs").is_dir() else []
     yield from _newest_runs(
-        (_read(home, name) for name in names if name.startswith(prefix)), workflow
+        (_read(home, name) for name in names if name.startswith(prefix)), workflow, note
     )
 
 
 def read_cluster_runs(
-    cluster: Cluster, workflow: Mapping[str, Any], prefix: str
+    cluster: Cluster, workflow: Mapping[str, Any], prefix: str, note: Note
 ) -> Iterator[FormerRun]:
     """Yield the newest runs of the same pipeline in the namespace, with ARGO_SERVER also from
     Argo's archive.
@@ -86,12 +95,12 @@ def read_cluster_runs(
     names = sorted(created, key=lambda name: created[name], reverse=True)
 
     yield from _newest_runs(
-        (_fetch(cluster, None if name in live else server, name) for name in names), workflow
+        (_fetch(cluster, None if name in live else server, name) for name in names), workflow, note
     )
 
 
 def _newest_runs(
-    candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any]
+    candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any], note: Note
 ) -> Iterator[FormerRun]:
     count = 0
     identity = _identity(workflow)
@@ -101,7 +110,12 @@ def _newest_runs(
         if _identity(candidate[1]) != identity:
             continue
 
-        former = former_run(*candidate)
+        try:
+            former = former_run(*candidate)
+        except InvalidDocument as error:
+            note(f"the run {candidate[0]} is not compared: {error}")
+            continue
+
         if former.records:
             yield former
             count += 1
@@ -143,7 +157,8 @@ def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> FormerRun:
-    """Return the durations and inputs of the tasks of a run."""
+    """Return the durations and inputs of the tasks of a run. Raises InvalidDocument."""
+    validate_manifest(workflow, f"the manifest of {name}")
     records = {}
 
     for node in (status.get("nodes") or {}).values():
@@ -169,4 +184,12 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
     else:
         seconds = 0.0
 
-    return FormerRun(name, workflow, seconds, records)
+    tree = Tree(workflow) if _trains(workflow) else None
+    return FormerRun(name, tree, seconds, records)
+
+
+def _trains(workflow: Mapping[str, Any]) -> bool:
+    templates = workflow["spec"].get("templates") or []
+    return any(
+        LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates
+    )

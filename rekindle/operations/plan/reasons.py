@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from argolocal.common.wording import cut
 from rekindle.cache import entries, lookup
 from rekindle.cache.difference import MISSING, Difference, differences
 from rekindle.cache.key import NotReusable
@@ -172,7 +173,5 @@ def _short(value: str, common: int = 0) -> str:
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
         return value.removeprefix("sha256:")[:8]
     start = max(0, common - MAX_VALUE_LENGTH // 2)
-    text = f"…{value[start:]}" if start else value
-    if len(text) <= MAX_VALUE_LENGTH:
-        return text
-    return f"{text[: MAX_VALUE_LENGTH - 1]}…"
+    text = f"...{value[start:]}" if start else value
+    return cut(text, MAX_VALUE_LENGTH)

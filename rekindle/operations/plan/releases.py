@@ -14,6 +14,8 @@ from argolocal.common.json_text import to_json
 from rekindle.cluster.kubernetes_api import SERVICES, Cluster
 from rekindle.documents import Document, parse, read_file
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
+from rekindle.local.services.services import DATABASE
 from rekindle.operations.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
 
 RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
@@ -113,10 +115,10 @@ def local_champion(home: Path, model: str) -> Champion:
         port = read_file(Service, service).port
         endpoint = f"http://127.0.0.1:{port}"
 
-    if os.environ.get("MLFLOW_TRACKING_URI"):
+    if os.environ.get(MLFLOW_TRACKING_URI):
         return Champion(_tracked_version(model), endpoint)
 
-    database = home / "mlflow.db"
+    database = home / DATABASE
     if not database.exists():
         return Champion()
 
@@ -132,7 +134,7 @@ def local_champion(home: Path, model: str) -> Champion:
 def cluster_champion(cluster: Cluster, model: str) -> Champion:
     """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises
     RekindleError."""
-    if not os.environ.get("MLFLOW_TRACKING_URI"):
+    if not os.environ.get(MLFLOW_TRACKING_URI):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
 
     version = _tracked_version(model)

@@ -36,7 +36,7 @@ def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replic
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
     items = 1 if task.items is None else task.items
-    found = pod_requests.template_replicas(task.template, runtimes) if items else []
+    found = pod_requests.list_template_replicas(task.template, runtimes) if items else []
     return [replace(item, count=item.count * items) for item in found]
 
 

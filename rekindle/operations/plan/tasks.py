@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.engine.order import dependencies
+from argolocal.engine.order import parse_dependencies
 from argolocal.errors import ArgolocalError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.loops import expand, has_loop
 from rekindle.cache.key import UnknownKey
-from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, step_call_of
-from rekindle.documents import parse_object
+from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, parse_cached, step_call_of
 from rekindle.keys import CACHED, REUSED_MODELS, cached_name
 
 RUNS = "runs"
@@ -72,7 +71,10 @@ class Tree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
     def __init__(self, workflow: Mapping[str, Any], cached: str = "") -> None:
-        """`cached`: value of the workflow parameter `cached` (default: as in the workflow)."""
+        """Raises InvalidDocument if the parameter `cached` is malformed.
+
+        `cached`: value of the workflow parameter `cached` (default: as in the workflow).
+        """
         spec = workflow["spec"]
         self.templates = {template["name"]: template for template in spec["templates"]}
         self.templates |= workflow.get("storedTemplates") or {}
@@ -81,7 +83,7 @@ class Tree:
             f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p
         }
         text = cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
-        self.cached = parse_object(str(text), f"the parameter `{CACHED}`")
+        self.cached = parse_cached(str(text))
         self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
         self.root.status = RUNS
         self.root.reason = ""
@@ -128,7 +130,7 @@ class Tree:
                     task.needs[name] = list(earlier)
                 else:
                     prefix = path
-                    task.needs[name] = dependencies(dict(child), by_name)[0]
+                    task.needs[name] = parse_dependencies(dict(child), by_name)[0]
 
                 child_path = f"{prefix}.{name}" if prefix else name
                 task.children[name] = self._task(child_path, name, child, inner_scope, outer)
@@ -218,7 +220,7 @@ class Tree:
         match = CACHE_CONDITION.fullmatch(when)
         # evaluated here, because parsing would take longer than everything else
         if match:
-            location = self.cached.get(match[1], {}).get("at")
+            location = self._location(match[1])
             if location:
                 return CACHED_RESULT, f"result of {location}"
             return RUNS, ""
@@ -238,7 +240,7 @@ class Tree:
         if runs:
             return RUNS, ""
 
-        locations = [self.cached.get(key, {}).get("at") for key in JSON_PATH_NAME.findall(when)]
+        locations = [self._location(key) for key in JSON_PATH_NAME.findall(when)]
         if any(locations):
             return CACHED_RESULT, f"result of {next(filter(None, locations))}"
 
@@ -259,6 +261,13 @@ class Tree:
             task.items = len(expand({"name": task.name, **call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
+
+    def _location(self, name: str) -> str:
+        """Return the RUN/TASK whose outputs a task reuses, or ""."""
+        row = self.cached.get(name)
+        if isinstance(row, dict):
+            return row["at"]
+        return ""
 
     def cache_row(self, task: Task) -> Mapping[str, Any] | None:
         """Return the row of a reusable task in the parameter `cached`, or None."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cache.lookup import without_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
-from rekindle.operations.plan.history import FormerRun, Record
+from rekindle.operations.plan.history import LAUNCHER, FormerRun, Record
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
 from rekindle.step import parse
 from rekindle.training.ledger import accounting, events
@@ -23,7 +23,6 @@ from rekindle.training.spec import TrainingSpec
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-LAUNCHER = "rekindle.training.launch"
 MIN_POD_S = 0.001  # shortest duration of a pod, so that each pod counts in the peak
 
 
@@ -66,19 +65,6 @@ class Estimates:
         self.former_runs = list(former_runs)
         self.store = store
         self.is_local = is_local
-        self.trees = {
-            former.name: Tree(former.workflow)
-            for former in self.former_runs
-            if self._trains(former.workflow)
-        }
-
-    @staticmethod
-    def _trains(workflow: Mapping[str, Any]) -> bool:
-        templates = workflow["spec"].get("templates") or []
-        return any(
-            LAUNCHER in str((template.get("resource") or {}).get("manifest"))
-            for template in templates
-        )
 
     def of(self, task: Task) -> Estimate:
         """Return the estimate of a task: 0 if it is cached or skipped; a conditional task is
@@ -117,7 +103,7 @@ class Estimates:
     ) -> tuple[float, str, float]:
         """Estimate a training with the settings `spec` from a former training: seconds, a note,
         free seconds."""
-        tree = self.trees.get(former.name)
+        tree = former.tree
         if tree:
             former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None)
         else:
@@ -193,7 +179,7 @@ class StepTimes:
 
 def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
     try:
-        summary = accounting.summarize(events.read(store, key(task, LEDGER, run)))
+        summary = accounting.summarize(events.read_events(store, key(task, LEDGER, run)))
     except RekindleError:
         return None
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.documents import ModelFile, read_object
+from rekindle.content.dataset_record import DATASET
+from rekindle.documents import MODEL_FILE, ModelFile, read_object
 from rekindle.errors import RekindleError
 from rekindle.release.origin import Curve, Origin, read_curve
 from rekindle.storage import Store
@@ -56,7 +57,7 @@ def compare(origin: Origin, store: Store, run: str) -> Comparison:
 def _models(store: Store, run: str) -> Iterator[Model]:
     for entry in store.list(f"{run}/"):
         prefix, _, file = entry.key.rpartition("/")
-        if file == "model.json":
+        if file == MODEL_FILE:
             description = read_object(ModelFile, store, entry.key)
             if not description.paused:
                 yield Model(f"{prefix}/", description)
@@ -120,17 +121,15 @@ def _state_difference(origin: Origin, store: Store, run: str) -> str:
     equal."""
     from hashlib import sha256
 
-    names = sorted(
-        name for name in origin.files if name == "dataset.json" or name.startswith("state/")
-    )
+    names = sorted(name for name in origin.files if name == DATASET or name.startswith("state/"))
 
     def is_equal(key: str, name: str) -> bool:
         return bool(store.head(key)) and sha256(store.get(key)).hexdigest() == origin.files[name]
 
     candidates = {
-        entry.key.removesuffix("dataset.json")
+        entry.key.removesuffix(DATASET)
         for entry in store.list(f"{run}/")
-        if entry.key.endswith("/dataset.json")
+        if entry.key.endswith(f"/{DATASET}")
     }
     differences = [
         [name for name in names if not is_equal(prefix + name, name)]

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
+from argolocal.common.wording import first_names
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
@@ -84,8 +85,8 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
     if project_modules:
         yield Finding(
             "code",
-            f"{_shorten(project_modules)}: commit {commit.sha[:12]} has other code than the"
-            " release",
+            f"{first_names(project_modules, MAX_NAMES)}: commit {commit.sha[:12]} has other code"
+            " than the release",
             True,
         )
     elif commit.is_dirty and commit.sha == commit.recorded_sha:
@@ -96,9 +97,8 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
         yield Finding("commit", text)
 
     if rekindle_modules:
-        yield Finding(
-            "code", f"Rekindle itself differs from the release, in {_shorten(rekindle_modules)}"
-        )
+        differing = first_names(rekindle_modules, MAX_NAMES)
+        yield Finding("code", f"Rekindle itself differs from the release, in {differing}")
 
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
 
     if changes:
         advice = "install the lock file of the commit to have the same packages"
-        yield Finding("packages", f"{_shorten(changes)} (release → here): {advice}")
+        yield Finding("packages", f"{first_names(changes, MAX_NAMES)} (release → here): {advice}")
 
     image = origin.provenance.get("image", "host")
     digest = origin.provenance.get("image_digest", "host")
@@ -150,7 +150,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
         name: value for name, value in model.train.items() if name in TrainConfig.model_fields
     }
     spec = to_json([model.workload, model.model, settings, model.family])
-    command = python("-m", "rekindle.operations.reproduce.machine_facts", spec)
+    command = python_command("-m", "rekindle.operations.reproduce.machine_facts", spec)
     process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if process.returncode:
         text = f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}"
@@ -252,8 +252,3 @@ def _versions(names: list[str]) -> dict[str, str]:
     """Split the names of packages, such as torch-2.8.0.dist-info, into name and version."""
     parts = (package.rpartition("-") for package in names)
     return {name: version for name, _, version in parts}
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more

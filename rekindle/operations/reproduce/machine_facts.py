@@ -10,13 +10,13 @@ import json
 import sys
 
 from argolocal.common.json_text import to_json
-from rekindle.training.numerics import fingerprint, pick_device
+from rekindle.training.numerics import compute_fingerprint, prepare_device
 from rekindle.training.spec import TrainingSpec
 
 
 def main() -> None:
-    spec = TrainingSpec.local(*json.loads(sys.argv[1]))
-    print(to_json(fingerprint(spec, pick_device(spec))))
+    spec = TrainingSpec.for_local_training(*json.loads(sys.argv[1]))
+    print(to_json(compute_fingerprint(spec, prepare_device(spec))))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import yaml
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.blocks.manifest.provenance import BACKFILL, PROVENANCE, SCHEDULED, uses_scheduled_time
-from rekindle.blocks.manifest.render import Manifest, manifest_sha256, to_yaml
+from rekindle.blocks.manifest.render import manifest_sha256, to_yaml
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import parse_s3_address, show
 from rekindle.operations.reproduce import known_differences as checks
@@ -83,14 +85,14 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
     is fatal, unless `request.ignore_errors`. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
-    if not home.exists() and not os.environ.get("MLFLOW_TRACKING_URI"):
+    if not home.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
         raise ConfigError(
             f"no release of {request.model} is known: {home} does not exist, and"
             " MLFLOW_TRACKING_URI is not set. Run the command in the project of the release, or"
             " set the addresses of the services that have the release."
         )
 
-    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    os.environ.update(local.configmap(CONFIG_MAP) | local.secret(STORE_SECRET))
     store = Store.from_env()
     origin = read(store, request.model, request.version)
     commit = checks.Commit(origin, request.commit)

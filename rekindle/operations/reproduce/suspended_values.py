@@ -10,7 +10,7 @@ from typing import Any
 from argolocal.manifest.resolve import all_templates
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
-from rekindle.blocks.manifest.render import Manifest
+from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, TrackingError, did_you_mean
 from rekindle.operations.plan.tasks import RUNS, SKIPPED, Tree
 from rekindle.operations.reproduce.known_differences import Finding

@@ -18,12 +18,13 @@ import yaml
 
 from argolocal.common import homes
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
+from argolocal.pods.container_images import IMAGES_FILE
 from argolocal.pods.containers import containers_of
 from rekindle import tracking
-from rekindle.cache.folder import CACHE
 from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import MLFLOW_TRACKING_URI, NOTIFY_URL, REKINDLE_CACHE
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET, Services
 from rekindle.operations.results import NOT_RELEASED
@@ -32,8 +33,8 @@ from rekindle.storage import Store
 
 # variables with the user's services, project and config overrides
 REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
-REMOVED_VARIABLES = ("NOTIFY_URL", "PYTHONPATH")
-KEPT_VARIABLES = (CACHE,)  # variables that the commands of the workspace inherit
+REMOVED_VARIABLES = (NOTIFY_URL, "PYTHONPATH")
+KEPT_VARIABLES = (REKINDLE_CACHE,)  # variables that the commands of the workspace inherit
 # removed twice, because processes that end at the same time may still write
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
@@ -86,7 +87,7 @@ class Workspace:
 
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                python("-m", "rekindle", *arguments),
+                python_command("-m", "rekindle", *arguments),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -117,7 +118,7 @@ class Workspace:
         of the commit."""
         homes.make(self.home)
 
-        file = user_home / "images.yaml"
+        file = user_home / IMAGES_FILE
         table = (yaml.safe_load(file.read_text()) if file.exists() else None) or {}
 
         templates = manifest["spec"].get("templates") or []
@@ -132,7 +133,7 @@ class Workspace:
             for image in images:
                 table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
 
-        (self.home / "images.yaml").write_text(yaml.safe_dump(table))
+        (self.home / IMAGES_FILE).write_text(yaml.safe_dump(table))
 
     def store(self, bucket: str = BUCKET) -> Store:
         """Return a bucket of the folder's own object store; it is created unless it exists."""
@@ -154,7 +155,7 @@ class Workspace:
             self.store().put(entry.key, source.get(entry.key))
 
         os.environ.update(
-            {"MLFLOW_TRACKING_URI": self.services.url("mlflow"), **self.services.login()}
+            {MLFLOW_TRACKING_URI: self.services.url("mlflow"), **self.services.login()}
         )
         self.services.ready()
 

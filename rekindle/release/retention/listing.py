@@ -40,14 +40,13 @@ from rekindle.release.retention.ownership import Mark
 from rekindle.storage import NotFound, Store, store_id
 from rekindle.tracking import STORE_TAG
 
-EMPTIED_TAG = "rekindle.artifacts"  # tag of a run: "removed" if only the record in MLflow is left
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
 PATTERN = re.compile(r"[*?\[{]")  # beginning of a pattern in an address
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # later runs are compared with the newest successful run with each of these tags
 # (steps/monitoring/moving_window.py)
-COMPARED_TAGS = (tracking.DIGEST, "rekindle.code", "data.window_until")
+COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 read_tasks.update(uses)
                 continue
 
-            has_tag = not recorded_run and record["tags"].get(EMPTIED_TAG) == "removed"
+            has_tag = not recorded_run and record["tags"].get(tracking.EMPTIED) == "removed"
             # everybody can set the tag
             is_emptied = has_tag and not ownership.has_artifacts(store, name)
             is_compared = record["id"] in compared

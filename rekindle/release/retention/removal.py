@@ -14,9 +14,10 @@ from urllib.parse import quote
 from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.content.verified_release import DESCRIBING, MLFLOW_FILES, RECORD
+from rekindle.errors import Conflict, NotFound
 from rekindle.mlflow_api import RequestRefused, request
 from rekindle.names import ObjectId, RunName, split_address
-from rekindle.release.release_files import read_owner
+from rekindle.release.release_files import Owner, read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
@@ -122,7 +123,7 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
 
     run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
     if run_id and item.keep_mlflow:
-        tracking.log(run_id, tags={listing.EMPTIED_TAG: "removed", listing.STORE_TAG: own_id})
+        tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
     elif run_id:
         for each in (*listing.trials(run_id, run), run_id):
             delete_record(each)
@@ -179,6 +180,9 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
             request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
 
+    tracking.remove_duplicates(
+        release.model, release.prefix, store.uri(release.prefix), version["version"]
+    )
     # registered since the decision, for the same files
     if not listing.has_other_version(store, release):
         _remove_files(store, release, [obj.key for obj in objects])
@@ -192,17 +196,36 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
 
     Objects that others have put into its folder stay.
     """
-    record_key = f"{release.prefix}{RECORD}"
-    owner = read_owner(store, release.prefix)
-    if not owner or (owner.name, owner.version) != (release.model, str(release.version)):
+    mark = _mark_removed(store, release)
+    if not mark:
         return
-    mark = owner.model_copy(update={"removed": True})
-    store.put(record_key, mark.model_dump_json().encode())
 
-    names = owner.files.keys() | DESCRIBING | MLFLOW_FILES
+    record_key = f"{release.prefix}{RECORD}"
+    names = mark.files.keys() | DESCRIBING | MLFLOW_FILES
     own_keys = {f"{release.prefix}{name}" for name in names} - {record_key}
     store.delete([key for key in keys if key in own_keys])
-    store.delete([record_key])
+    if read_owner(store, release.prefix) == mark:
+        store.delete([record_key])
+
+
+def _mark_removed(store: Store, release: Release) -> Owner | None:
+    """Write into release.json that its files are being removed, and return its content; None if the
+    files belong to another version, also of a process that releases them at this moment."""
+    record_key = f"{release.prefix}{RECORD}"
+
+    while True:
+        current = store.head(record_key)
+        owner = read_owner(store, release.prefix)
+        version = (release.model, str(release.version))
+        if not current or not owner or (owner.name, owner.version) != version:
+            return None
+
+        mark = owner.model_copy(update={"removed": True})
+        try:
+            store.put(record_key, mark.model_dump_json().encode(), if_match=current.etag)
+        except (Conflict, NotFound):
+            continue
+        return mark
 
 
 @contextmanager

@@ -19,11 +19,10 @@ from pydantic import Field, field_validator
 from argolocal.common import causes
 from argolocal.common.wording import visible
 from rekindle.errors import innermost, say, without_user
+from rekindle.kubernetes_names import NOTIFY_SECRET, NOTIFY_URL
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
-SECRET = "rekindle-notify"  # name of the Secret with the webhook's address, on a cluster
-URL = "NOTIFY_URL"  # environment variable with the webhook's address, and key in the Secret
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # number of bytes to read of the answer of a refusal
@@ -118,10 +117,12 @@ def deliver(
     if config.format == "off" or message.event not in config.events:
         return Delivery(sent=False)
 
-    url = environ.get(URL, "").strip()
+    url = environ.get(NOTIFY_URL, "").strip()
     if not url:
-        remedy = f"Set it to the webhook's address, on a cluster in the Secret {SECRET}."
-        return Delivery(sent=False, problem=f"notification not sent: {URL} is not set. {remedy}")
+        remedy = f"Set it to the webhook's address, on a cluster in the Secret {NOTIFY_SECRET}."
+        return Delivery(
+            sent=False, problem=f"notification not sent: {NOTIFY_URL} is not set. {remedy}"
+        )
 
     problem = _post(url, message.body(config.format), attempts)
     if problem:
@@ -161,10 +162,12 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
 
                 content = next(answer.iter_content(MAX_ANSWER_BYTES), b"").decode(errors="replace")
                 shown = visible(_without_address(content, url)[:MAX_SHOWN_CHARACTERS])
-                return f"answered {answer.status_code} ({shown}). Correct {URL} if this persists."
+                remedy = f"Correct {NOTIFY_URL} if this persists."
+                return f"answered {answer.status_code} ({shown}). {remedy}"
     except (requests.RequestException, ValueError) as error:
         cause = _without_address(str(innermost(error)), url)
-        return f"cannot be reached ({cause}). Correct {URL}, or allow pipelines to connect to it."
+        remedy = f"Correct {NOTIFY_URL}, or allow pipelines to connect to it."
+        return f"cannot be reached ({cause}). {remedy}"
 
 
 def _without_address(text: str, url: str) -> str:

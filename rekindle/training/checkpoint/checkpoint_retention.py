@@ -1,9 +1,9 @@
-"""Deletes durable checkpoints that are too many or too old, except `latest`, and not while readers
-are active.
+"""Deletes durable checkpoints that exceed the configured number or age, except the latest, and only
+while no process reads.
 
-A rank 0 that was frozen for a while acts on an outdated listing. So `keep` deletes only chunks
-without a manifest, only within a minute of the listing, and chunks of an unfinished checkpoint only
-an hour after their upload.
+A rank 0 that was frozen for a while has an outdated listing. So `delete_expired` deletes only
+chunks without a manifest, only within a minute after the listing, and chunks of an unfinished
+checkpoint only an hour after their upload.
 """
 
 import time
@@ -15,14 +15,14 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 
-READER_TIMEOUT_S = 900.0  # the lease of a reader is ignored from this age on
-UNFINISHED_TIMEOUT_S = 3600.0  # an unfinished checkpoint of this age is never completed
-LISTING_TIMEOUT_S = 60.0  # a listing of this age may be outdated
+READER_TIMEOUT_S = 900.0  # age from which the lease of a reader is ignored
+UNFINISHED_TIMEOUT_S = 3600.0  # age from which an unfinished checkpoint counts as abandoned
+LISTING_TIMEOUT_S = 60.0  # age from which a listing counts as outdated
 
 
 @dataclass
 class Retention:
-    """The retention rule of one prefix."""
+    """The limits of the checkpoints below one key prefix."""
 
     store: Store
     prefix: str
@@ -30,44 +30,52 @@ class Retention:
     max_hours: float  # maximum age of a checkpoint; 0: unlimited
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # manifest → its chunks
 
-    def keep(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints, after the manifest `latest` was published.
+    def delete_expired(self, latest: str, chunks: list[str]) -> None:
+        """Delete expired checkpoints after the manifest `latest`, with these chunks, was published.
 
-        The next call retries failed deletions.
+        Ignores errors of the object store: the next call tries again.
         """
         self._chunk_names[latest] = chunks
         with suppress(RekindleError):
-            self._delete(latest)
+            self._delete_unneeded(latest)
 
-    def _delete(self, latest: str) -> None:
+    def _delete_unneeded(self, latest: str) -> None:
         list_time = time.monotonic()
-        # the order matters: leases are listed first, chunks last
+        # listed in this order: a reader or a checkpoint that appears meanwhile is not overlooked
         kinds = ("readers", "manifests", "chunks")
         readers, manifests, chunks = (
             list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds
         )
-        # by the store's clock, like the times of all objects
+        # now, by the clock of the object store, which also sets the times of the objects
         now = max((entry.modified for entry in manifests), default=0.0)
 
         dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
         if len(dead_leases) == len(readers):
-            expired_keys = self._expired_manifests(latest, manifests, now)
+            expired_keys = self._find_expired_manifests(latest, manifests, now)
             needed_chunks = {
                 chunk
                 for entry in manifests
                 if entry.key not in expired_keys
-                for chunk in self._chunks(entry.key)
+                for chunk in self._read_chunk_names(entry.key)
             }
 
-            expired_chunks = {chunk for key in expired_keys for chunk in self._chunks(key)}
+            expired_chunks = {
+                chunk for key in expired_keys for chunk in self._read_chunk_names(key)
+            }
             expired_chunks.update(
-                {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
+                {
+                    _object_name(entry)
+                    for entry in chunks
+                    if entry.modified < now - UNFINISHED_TIMEOUT_S
+                }
             )
 
             unneeded_keys = [
-                entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks
+                entry.key
+                for entry in chunks
+                if _object_name(entry) in expired_chunks - needed_chunks
             ]
-            # manifests are deleted first: chunks without a manifest are never read
+            # manifests are deleted first, so that no reader finds a manifest without its chunks
             for keys in (sorted(expired_keys), unneeded_keys):
                 if time.monotonic() - list_time < LISTING_TIMEOUT_S:
                     self.store.delete(keys)
@@ -80,7 +88,9 @@ class Retention:
 
         self.store.delete(dead_leases)
 
-    def _expired_manifests(self, latest: str, manifests: Sequence[Entry], now: float) -> set[str]:
+    def _find_expired_manifests(
+        self, latest: str, manifests: Sequence[Entry], now: float
+    ) -> set[str]:
         earlier_manifests = [entry for entry in manifests if entry.key < latest][::-1]
         expired = set(earlier_manifests[self.max_checkpoints - 1 :])
 
@@ -93,7 +103,7 @@ class Retention:
                 }
             )
 
-        # newer manifests are being written now, or are unreadable leftovers
+        # a newer manifest is being written now, or was left by an interrupted write
         expired.update(
             {
                 entry
@@ -103,17 +113,17 @@ class Retention:
         )
         return {entry.key for entry in expired}
 
-    def _chunks(self, manifest: str) -> list[str]:
+    def _read_chunk_names(self, manifest: str) -> list[str]:
         if manifest not in self._chunk_names:
             try:
-                self._chunk_names[manifest] = manifest_file.read(
+                self._chunk_names[manifest] = manifest_file.parse_manifest(
                     manifest, self.store.get(manifest)
                 )["chunks"]
-            except (NotFound, manifest_file.Damaged):
+            except (NotFound, manifest_file.DamagedCheckpoint):
                 # the manifest is damaged, or was deleted by another rank 0
                 self._chunk_names[manifest] = []
         return self._chunk_names[manifest]
 
 
-def _name(entry: Entry) -> str:
+def _object_name(entry: Entry) -> str:
     return entry.key.rpartition("/")[2]

@@ -1,18 +1,15 @@
-"""Durable checkpoints in the object store: chunks named by their hash, a manifest, a conditional
-write.
+"""Durable checkpoints in the object store: chunks of the state, and a manifest per checkpoint.
 
-    <prefix>/chunks/<sha256>              CHUNK_BYTES of the state; existing chunks are not uploaded
-    again
-    <prefix>/manifests/<step>-<sha>.json  a checkpoint exists if its manifest does: {identity, step,
-    chunks, ...}
-    <prefix>/latest                       {manifest}: changed by compare-and-swap only, and only
-    forward
-    <prefix>/readers/<id>                 the lease of a reader, which prevents deletion
+    <prefix>/chunks/<sha256>              CHUNK_BYTES of the state; stored once for all checkpoints
+    <prefix>/manifests/<step>-<sha>.json  the manifest {identity, step, chunks, ...}; a checkpoint
+                                          exists if its manifest does
+    <prefix>/latest                       {manifest}: the newest; changed by compare-and-swap
+    <prefix>/readers/<id>                 the lease of a reader, which prevents deletions
 
-Every member of a group uploads its share of the chunks. Rank 0 waits until the other members have
-uploaded their shares (and uploads missing chunks itself if they stall), then writes the manifest
-and `latest`. A reader verifies every chunk against its name, reports damage and falls back to the
-previous checkpoint. This module does not import torch.
+Every member of a group uploads its share of the chunks. Rank 0 waits for the other members (and
+uploads missing chunks itself if they stall), then writes the manifest and `latest`. A reader
+verifies every chunk against its name; if a checkpoint is damaged, it reports the damage and reads
+the previous one. This module does not import torch.
 """
 
 import base64
@@ -32,8 +29,14 @@ from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, 
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 from rekindle.training.checkpoint.checkpoint_retention import Retention
-from rekindle.training.checkpoint.manifest import Damaged, Facts, Manifest, step_of
-from rekindle.training.group.tree import share
+from rekindle.training.checkpoint.manifest import (
+    DamagedCheckpoint,
+    IntervalFacts,
+    Manifest,
+    parse_step,
+)
+from rekindle.training.group.tree import rank_leaves
+from rekindle.training.spec import Fingerprint
 
 CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
 PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
@@ -42,7 +45,7 @@ STALL_TIMEOUT_S = 5.0
 
 
 class RankSize(NamedTuple):
-    """The rank of a process in a group, and the size of the group."""
+    """The rank of a process in its group, and the size of the group."""
 
     rank: int
     size: int
@@ -50,16 +53,19 @@ class RankSize(NamedTuple):
 
 @dataclass
 class Upload:
-    """A checkpoint that is being written: its state, which must not change during the upload, and
-    its progress."""
+    """The upload of one checkpoint, and its progress. The state must not change during the
+    upload."""
 
     step: int
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
-    facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
-    # an event that cancels the upload
+    facts: IntervalFacts = field(
+        default_factory=lambda: IntervalFacts(trained_seconds=0.0, losses=0)
+    )
+    # set to cancel the upload
     stop: threading.Event = field(default_factory=threading.Event)
     cpu_seconds: float = 0.0  # CPU time of this worker's upload threads
+    # reason why the checkpoint is not written yet; "" once it is written
     problem: str = "not started"
     chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
     existing_chunks: set[str] | None = None  # chunks that were in the store at the start
@@ -78,7 +84,7 @@ class Upload:
 
     @property
     def uploaded_bytes(self) -> int:
-        """Number of bytes that were not in the store before, uploaded by any worker."""
+        """Number of bytes that all workers have uploaded, without chunks that already existed."""
         existing_chunks = self.existing_chunks or set()
         return sum(
             len(self.chunk(number))
@@ -88,7 +94,7 @@ class Upload:
 
 
 class RemoteCheckpoints:
-    """The checkpoints below one prefix, all of one run (`identity`) and state `layout`. Not
+    """The checkpoints of one run (`identity`, `layout` of its state) below a prefix. Not
     thread-safe."""
 
     def __init__(
@@ -97,7 +103,7 @@ class RemoteCheckpoints:
         prefix: str,
         identity: str,
         layout: str,
-        fingerprint: dict[str, Any],
+        fingerprint: Fingerprint,
         retention: Retention,
     ) -> None:
         self.store = store
@@ -107,22 +113,21 @@ class RemoteCheckpoints:
         self.fingerprint = fingerprint
         self.retention = retention
         self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
-        # names of damaged manifests and chunks, which are ignored
+        # names of damaged manifests and chunks, which are treated as missing
         self._damaged_names: set[str] = set()
         self._etag: str | None = None  # etag of `latest`, as last read or written
         self._newest_manifest = ""  # the manifest that `latest` names
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint, its chunks unverified, or -1. Raises
+        """Return the step of the newest checkpoint, or -1. Does not verify its chunks. Raises
         ConfigError, StorageError."""
-        return step_of(self._read_latest())
+        return parse_step(self._read_latest())
 
     def restore(self, target: memoryview, after_step: int) -> Manifest | None:
-        """Load the newest intact checkpoint after step `after_step`; log damaged checkpoints, and
-        add them to `damage`.
+        """Load the newest intact checkpoint of a step after `after_step` into `target`.
 
-        Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be
-        read.
+        Logs damaged checkpoints and adds them to `damage`. Returns None if no checkpoint fits.
+        Raises ConfigError if the prefix belongs to another run, StorageError.
         """
         if not self._read_latest() and not self._list_manifests():
             return None
@@ -141,14 +146,14 @@ class RemoteCheckpoints:
             *([newest] if newest else []),
             *(name for name in reversed(names) if name != newest),
         ]:
-            if step_of(name) <= after_step:
+            if parse_step(name) <= after_step:
                 continue
 
             try:
                 manifest = self._read_manifest(name)
                 self._load_chunks(manifest, target)
-            except (NotFound, Damaged) as error:
-                # a newer checkpoint has replaced this checkpoint
+            except (NotFound, DamagedCheckpoint) as error:
+                # retention may have deleted this checkpoint after a newer one was written
                 latest = self._read_latest()
                 if latest != newest and latest:
                     return self._restore(target, after_step, latest)
@@ -179,13 +184,13 @@ class RemoteCheckpoints:
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged_names.add(name)
         if name == self._newest_manifest:
-            # the next checkpoint replaces the damaged one, even if its step is lower
+            # so that the next checkpoint replaces the damaged one even with a lower step
             self._newest_manifest = ""
 
     def _read_latest(self) -> str:
         """Return the manifest that `latest` names, or "".
 
-        Keeps the etag of `latest` for compare-and-swap. Raises ConfigError.
+        Stores the etag of `latest` for compare-and-swap. Raises ConfigError.
         """
         key = f"{self.prefix}/latest"
         self._etag = None
@@ -200,7 +205,14 @@ class RemoteCheckpoints:
             name = str(json.loads(data)["manifest"])
             if name not in self._damaged_names:
                 self._read_manifest(name)
-        except (NotFound, Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (
+            NotFound,
+            DamagedCheckpoint,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ) as error:
             say(
                 f"{self.store.uri(key)} does not name an intact manifest ({error}): the next"
                 " checkpoint overwrites it"
@@ -217,9 +229,9 @@ class RemoteCheckpoints:
 
     def _read_manifest(self, name: str) -> Manifest:
         """Return an intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
-        if not name.startswith(f"{self.prefix}/manifests/") or step_of(name) < 0:
-            raise Damaged(f"{name[:200]!r} is not a manifest of this run")
-        manifest = manifest_file.read(name, self.store.get(name))
+        if not name.startswith(f"{self.prefix}/manifests/") or parse_step(name) < 0:
+            raise DamagedCheckpoint(f"{name[:200]!r} is not a manifest of this run")
+        manifest = manifest_file.parse_manifest(name, self.store.get(name))
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity"
@@ -233,7 +245,9 @@ class RemoteCheckpoints:
         size = manifest["chunk"]
         chunks = manifest["chunks"]
         if manifest["bytes"] != len(target):
-            raise Damaged(f"the state has {manifest['bytes']} bytes instead of {len(target)}")
+            raise DamagedCheckpoint(
+                f"the state has {manifest['bytes']} bytes instead of {len(target)}"
+            )
 
         def fetch(number: int) -> None:
             name = chunks[number]
@@ -241,7 +255,8 @@ class RemoteCheckpoints:
             key = f"{self.prefix}/chunks/{name}"
             sha256 = ""
 
-            for _ in range(2):  # a second request repairs damage in transit
+            # a second request follows if the data was damaged in transit
+            for _ in range(2):
                 data = self.store.get(key)
                 sha256 = hashlib.sha256(data).hexdigest()
                 if sha256 == name and len(data) == len(view):
@@ -249,17 +264,17 @@ class RemoteCheckpoints:
                     return
 
             self._damaged_names.add(name)
-            # deleted, so that the next writer uploads this chunk again
+            # deleted, so that the next checkpoint uploads this chunk again
             with suppress(RekindleError):
                 self.store.delete([key])
 
-            raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
+            raise DamagedCheckpoint(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
         run_parallel(fetch, range(len(chunks)))
 
     def write(self, upload: Upload, rank_size: RankSize) -> bool:
-        """Upload our share of a checkpoint; rank 0 also completes it. Retries until `upload.stop`,
-        then returns False.
+        """Upload this worker's share of a checkpoint; rank 0 also publishes it. Retries until
+        `upload.stop` is set, then returns False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
@@ -269,8 +284,9 @@ class RemoteCheckpoints:
         while not upload.stop.is_set():
             try:
                 return self._write(upload, rank_size)
-            except (Conflict, Damaged):
-                # another process changed `latest`, or the response to our own change was lost
+            except (Conflict, DamagedCheckpoint):
+                # another process has changed `latest`, or this process did and the response was
+                # lost
                 self._etag = None
                 upload.stop.wait(0.05)
             except StorageError as error:
@@ -289,15 +305,15 @@ class RemoteCheckpoints:
             self._read_latest()  # raises ConfigError if the prefix belongs to another run
 
         stored_chunks = self._list_chunks()
-        if step_of(self._newest_manifest) >= upload.step and stored_chunks.issuperset(
+        if parse_step(self._newest_manifest) >= upload.step and stored_chunks.issuperset(
             self._read_manifest(self._newest_manifest)["chunks"]
         ):
             return True  # a checkpoint of this or a later step exists
 
-        upload.existing_chunks = (
-            set(stored_chunks) if upload.existing_chunks is None else upload.existing_chunks
-        )
-        own_numbers = share(upload.chunk_count, rank_size.size, rank_size.rank)
+        if upload.existing_chunks is None:
+            upload.existing_chunks = set(stored_chunks)
+
+        own_numbers = rank_leaves(upload.chunk_count, rank_size.size, rank_size.rank)
 
         def call(number: int) -> None:
             if (
@@ -305,7 +321,7 @@ class RemoteCheckpoints:
                 and upload.chunk_name(number) not in stored_chunks
                 and number in own_numbers
             ):
-                self._put(upload, stored_chunks, number)
+                self._upload_chunk(upload, stored_chunks, number)
 
         other_numbers = []
         if rank_size.rank == 0:
@@ -317,24 +333,26 @@ class RemoteCheckpoints:
         if rank_size.rank > 0:
             return not upload.stop.is_set()
 
-        self._gather(upload, other_numbers, stored_chunks)
-        return not upload.stop.is_set() and self._commit(upload)
+        self._wait_for_other_members(upload, other_numbers, stored_chunks)
+        return not upload.stop.is_set() and self._publish_manifest(upload)
 
-    def _put(self, upload: Upload, stored_chunks: set[str], number: int) -> None:
+    def _upload_chunk(self, upload: Upload, stored_chunks: set[str], number: int) -> None:
         name = upload.chunk_name(number)
         self.store.put(f"{self.prefix}/chunks/{name}", upload.chunk(number))
         stored_chunks.add(name)
         self._damaged_names.discard(name)
 
     def _list_chunks(self) -> set[str]:
-        """Return the hashes of the chunks in the store. Writes are atomic, so each listed chunk is
-        complete."""
+        """Return the hashes of the chunks in the store. Each is complete, since writes are
+        atomic."""
         start = f"{self.prefix}/chunks/"
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 
-    def _gather(self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]) -> None:
-        """Wait until the other members have uploaded their chunks; upload the missing chunks if
-        they stall."""
+    def _wait_for_other_members(
+        self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]
+    ) -> None:
+        """Wait until the other members have uploaded their chunks; if they stall, upload the
+        missing chunks."""
         last_arrival = time.monotonic()
         missing_count = len(other_numbers) + 1
 
@@ -345,14 +363,14 @@ class RemoteCheckpoints:
                 last_arrival = time.monotonic()
                 missing_count = len(missing_numbers)
             elif time.monotonic() - last_arrival > STALL_TIMEOUT_S:
-                run_parallel(partial(self._put, upload, stored_chunks), missing_numbers)
+                run_parallel(partial(self._upload_chunk, upload, stored_chunks), missing_numbers)
 
             if upload.stop.wait(0.1):
                 return
 
             stored_chunks.update(self._list_chunks())
 
-    def _commit(self, upload: Upload) -> bool:
+    def _publish_manifest(self, upload: Upload) -> bool:
         manifest: Manifest = {
             "identity": self.identity,
             "layout": self.layout,
@@ -365,7 +383,7 @@ class RemoteCheckpoints:
             "fingerprint": self.fingerprint,
         }
 
-        name, data = manifest_file.write(manifest)
+        name, data = manifest_file.encode_manifest(manifest)
         key = f"{self.prefix}/manifests/{name}"
         self.store.put(key, data)
         condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
@@ -373,16 +391,16 @@ class RemoteCheckpoints:
             f"{self.prefix}/latest", to_json({"manifest": key}).encode(), **condition
         )
         self._newest_manifest = key
-        self.retention.keep(key, manifest["chunks"])
+        self.retention.delete_expired(key, manifest["chunks"])
 
         return True
 
 
 def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Call `call` for each chunk number, PARALLEL_REQUESTS at a time. Returns the CPU seconds of
-    all calls; raises the first error.
+    """Call `call` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU seconds of all
+    calls; raise the first error.
 
-    The daemon threads do not delay the exit of the process.
+    The threads are daemons, so they do not delay the exit of the process.
     """
     errors: list[BaseException] = []
     seconds: list[float] = []

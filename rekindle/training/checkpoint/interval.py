@@ -1,34 +1,33 @@
 """The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and
-the mean time M between losses.
+the mean time M between losses of workers.
 
-J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The
-further terms of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
-dumps", FGCS 22(3), 2006, are smaller than the error of our estimate of M. After a loss, only the
-steps that neither a survivor nor shared memory holds are repeated.
+Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
+1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
 """
 
 import math
 import time
 
-from rekindle.training.checkpoint.manifest import Facts
+from rekindle.training.checkpoint.manifest import IntervalFacts
 
 # bounds of an automatic interval
 MIN_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 1800.0
-PRIOR_MEAN_S = 3600.0  # prior mean time between losses; spot nodes live for hours
-# minimum interval as a multiple of an upload's duration: uploads take at most half of the time
+# assumed mean time between losses before the first loss; spot nodes live for hours
+PRIOR_MEAN_S = 3600.0
+# minimum interval in durations of an upload, so that uploads take at most half of the time
 MIN_INTERVAL_UPLOADS = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: by a fixed or automatic time, and optionally
-    by steps."""
+    """Decides when the next durable checkpoint is due: `seconds` (0: automatic) or `steps` (0:
+    unlimited) after the last one."""
 
     def __init__(self, seconds: float, steps: int) -> None:
         self.fixed_seconds = seconds
         self.steps = steps
-        # seconds that the last checkpoint took from the training: the wait for the copy, and CPU
-        # time
+        # seconds that the last checkpoint delayed the training: the time of the copy, and CPU time
         self.cost = 0.0
         self.duration = 0.0  # seconds that the upload of the last checkpoint took
         # training time and losses of previous processes of the run
@@ -38,7 +37,7 @@ class CheckpointInterval:
         self._last_step = 0
 
     def seconds(self) -> float:
-        """Return the time between two checkpoints."""
+        """Return the seconds between two checkpoints."""
         if self.fixed_seconds:
             return self.fixed_seconds
         mean_time = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
@@ -54,7 +53,7 @@ class CheckpointInterval:
         return time.monotonic() - self._last_time >= self.seconds()
 
     def record_start(self, step: int) -> None:
-        """Record that a checkpoint of `step` was started."""
+        """Record that a checkpoint of `step` starts."""
         self._last_time = time.monotonic()
         self._last_step = step
 
@@ -62,13 +61,12 @@ class CheckpointInterval:
         """Record the loss of a worker that interrupted the training."""
         self._losses += 1
 
-    def facts(self) -> Facts:
-        """Return the measurements for later processes of the run, which the manifest stores."""
+    def facts(self) -> IntervalFacts:
+        """Return the measurements that the manifest stores for later processes of the run."""
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
-    def resume(self, step: int, facts: Facts) -> None:
-        """Continue after the loss of all workers, from the checkpoint of `step` with these
-        `facts`."""
+    def resume(self, step: int, facts: IntervalFacts) -> None:
+        """Continue, after the loss of all workers, the measurements in the checkpoint of `step`."""
         self._earlier_seconds = facts["trained_seconds"]
         self._losses = facts["losses"] + 1
         self._last_step = step

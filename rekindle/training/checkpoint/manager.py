@@ -1,11 +1,11 @@
-"""Two kinds of checkpoints: frequent snapshots in shared memory, and durable checkpoints in the
+"""The checkpoints of a worker: frequent snapshots in shared memory, and durable checkpoints in the
 object store.
 
-Survivors hold the state, so snapshots and checkpoints only matter if all workers are lost. Every
-worker calls `keep` after each step and takes snapshots by its own clock. Rank 0 decides when a
-durable checkpoint is due; this decision is sent with the gradients of the next step, so that all
-workers copy the same state. The training loop only waits for the copy in memory; threads write the
-snapshot and upload the checkpoint (see snapshot_file.py, durable.py).
+Survivors hold the state, so both matter only if all workers are lost. Every worker calls
+`save_if_due` after each step, and takes snapshots by its own clock. Rank 0 decides when a durable
+checkpoint is due, and sends this decision with the gradients of the next step, so that all workers
+copy the same state. The training loop waits only for the copy in memory; threads write the snapshot
+and upload the checkpoint (see snapshot_file.py, durable.py).
 """
 
 import base64
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argolocal.common.files import missing_space
+from argolocal.common.files import describe_missing_space
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
@@ -30,27 +30,29 @@ from rekindle.training.checkpoint.durable import Manifest, RankSize, RemoteCheck
 from rekindle.training.checkpoint.interval import CheckpointInterval
 from rekindle.training.checkpoint.snapshot_file import SnapshotFile
 from rekindle.training.checkpoint.snapshots import Snapshots
-from rekindle.training.group.interruptible import GroupBroken, fulfil
+from rekindle.training.group.interruptible import GroupBroken, resolve_with_call
 from rekindle.training.local_dataset import LoaderState
+from rekindle.training.spec import Fingerprint
 from rekindle.training.training_state import State, raw
 
-MAX_SNAPSHOT_SHARE = 0.01  # share of the training time for snapshots, if hot_seconds is not set
+# maximum share of the training time for snapshots, if hot_seconds is not set
+MAX_SNAPSHOT_SHARE = 0.01
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
-# time limit for reading the newest step in the object store, if shared memory has a snapshot
+# if shared memory has a snapshot, time limit for reading the newest step in the object store
 NEWEST_TIMEOUT_S = 3.0
 T = TypeVar("T")
-RunRead = Callable[[Callable[[], Manifest | None]], Manifest | None]
+ReadRunner = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
-    """The checkpoints of one worker. The constructor loads the worker's newest snapshot."""
+    """The snapshots and checkpoints of one worker. The constructor loads its newest snapshot."""
 
     def __init__(
         self,
         store: Store,
         prefix: str,
         identity: str,
-        fingerprint: dict[str, Any],
+        fingerprint: Fingerprint,
         state: State,
         loader: LoaderState,
         note: Callable[..., None],
@@ -62,57 +64,60 @@ class Checkpoints:
         self.note = note
         self.leaving = leaving
 
-        layout_hash = _hash(state.layout)
+        layout_hash = _hash_json(state.layout)
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
         self.remote = RemoteCheckpoints(
             store, prefix, identity, layout_hash, fingerprint, retention
         )
         self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
-        # checksum of the state if it is from shared memory, else 0: equal states are not broadcast
+        # checksum of the snapshot that the state was loaded from, else 0: members with equal
+        # checksums need no broadcast
         self.snapshot_crc = 0
-        # events that `report` sends once a group has formed: earlier, no coordinator may be
-        # connected
+        # events that `send_early_events` sends once a group has formed: before, the coordinator may
+        # be unavailable
         self._early_events: list[dict[str, Any]] = []
 
-        run_name = snapshot_file.run_name(identity, prefix)
+        run_name = snapshot_file.hash_run_name(identity, prefix)
         self.snapshots = Snapshots(
-            state, self._load_snapshot(run_name, identity, layout_hash, _hash(fingerprint))
+            state, self._load_snapshot(run_name, identity, layout_hash, _hash_json(fingerprint))
         )
         self._snapshot_due = 0.0
 
-        # True if another worker was rank 0 at the last durable checkpoint
+        # True if this worker was not rank 0 at the last durable checkpoint
         self._was_follower = False
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
         self._disk_checked = False
 
-    def due(self) -> bool:
-        """Return True if a durable checkpoint is due after this step. Only rank 0 asks."""
-        if not self.snapshots.ready.is_set() or self._busy:
+    def is_due(self) -> bool:
+        """Return True if a durable checkpoint is due after this step. Only rank 0 calls this
+        method."""
+        if not self.snapshots.ready.is_set() or self._is_uploading:
             return False
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
-    def keep(self, rank_size: RankSize, *, durable: bool) -> None:
-        """Take a snapshot if one is due, or upload our share of the state if `durable`.
+    def save_if_due(self, rank_size: RankSize, *, durable: bool) -> None:
+        """Take a snapshot if one is due; if `durable`, upload this worker's share of the state
+        instead.
 
-        To be called after each step.
+        Call after each step.
         """
         self.loader.advance(self.state.step)
         self.snapshots.record_step(self.state.step)
         now = time.monotonic()
 
         if durable:
-            # no snapshot during an upload, which the checksum of a snapshot would slow
-            self._save(rank_size, commit=False)
+            # no snapshot at the same time: its checksum would slow down the upload
+            self._start_upload(rank_size, commit=False)
             self.interval.cost = time.monotonic() - now
         elif now >= self._snapshot_due and self.snapshots.is_idle:
-            self.snapshots.take(self.loader.dump())
+            self.snapshots.copy_state(self.loader.dump())
             end = time.monotonic()
             automatic_interval = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
             self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
 
-    def report(self) -> None:
-        """Send the events about this worker's previous process to the ledger. Call when a group has
+    def send_early_events(self) -> None:
+        """Send the events that happened before the first group to the ledger. Call when a group has
         formed."""
         events = self._early_events
         self._early_events = []
@@ -120,22 +125,22 @@ class Checkpoints:
             self.note(**event)
 
     def record_loss(self) -> None:
-        """Record the loss of a worker that interrupted the training: the more losses, the more
-        checkpoints."""
+        """Record that the loss of a worker interrupted the training, which makes checkpoints more
+        frequent."""
         self.interval.record_loss()
 
-    def flush(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
-        """Upload the current state, which no survivor holds; wait until this is done or
-        `seconds_left()` is 0."""
+    def upload_current_state(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
+        """Upload the current state, and wait until the checkpoint is complete or `seconds_left()`
+        is 0. Return True if it is complete."""
         self.snapshots.ready.wait(max(0.0, min(seconds_left(), 3600.0)))
         if self._upload and self._upload.step < self.state.step:
             self._upload.stop.set()
 
-        self._join(seconds_left)
-        if not self._busy:
-            self._save(rank_size, commit=True)
+        self._wait_for_upload(seconds_left)
+        if not self._is_uploading:
+            self._start_upload(rank_size, commit=True)
 
-        self._join(seconds_left)
+        self._wait_for_upload(seconds_left)
         upload = self._upload
         step = self.state.step
 
@@ -156,12 +161,12 @@ class Checkpoints:
         say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy}")
         return False
 
-    def _join(self, seconds_left: Callable[[], float]) -> None:
+    def _wait_for_upload(self, seconds_left: Callable[[], float]) -> None:
         if self._thread:
             self._thread.join(max(0.0, min(seconds_left(), 3600.0)))
 
     def _wait_for_rank_0(self, step: int, seconds_left: Callable[[], float]) -> bool:
-        """Return True when rank 0 has completed the checkpoint of `step`, False when
+        """Wait until rank 0 has published the checkpoint of `step`. Return False once
         `seconds_left()` is 0."""
         while seconds_left() > 0:
             with suppress(StorageError):
@@ -171,43 +176,46 @@ class Checkpoints:
         return False
 
     def close(self, *, remove: bool) -> None:
-        """Stop the upload and close the snapshots. `remove`: also delete the snapshots, because
-        they are obsolete."""
+        """Stop the upload and close the snapshots. `remove`: also delete the snapshots."""
         if self._upload:
-            self._upload.stop.set()  # the upload's threads end with the process at the latest
+            self._upload.stop.set()  # the daemon threads of the upload end with the process
         self.snapshots.close(remove=remove)
 
     @property
-    def _busy(self) -> bool:
+    def _is_uploading(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _save(self, rank_size: RankSize, *, commit: bool) -> None:
+    def _start_upload(self, rank_size: RankSize, *, commit: bool) -> None:
         self.interval.record_start(self.state.step)
         self._was_follower = rank_size.rank > 0
-        if self._busy and self._upload:  # a slow object store must not delay training
+        # the object store is slow: cancel the upload, and skip this checkpoint
+        if self._is_uploading and self._upload:
             self._upload.stop.set()
             return
 
         loader_state = self.loader.dump()
-        slot = self.snapshots.take(loader_state, pin=True, commit=commit)
+        slot = self.snapshots.copy_state(loader_state, pin=True, commit=commit)
         if slot is None:
             return
 
         upload = self._upload = Upload(
-            self.state.step, self.snapshots.view(slot), loader_state, self.interval.facts()
+            self.state.step, self.snapshots.view_slot(slot), loader_state, self.interval.facts()
         )
         self._thread = threading.Thread(
-            target=self._write, args=(upload, rank_size, slot), name="checkpoint", daemon=True
+            target=self._upload_state,
+            args=(upload, rank_size, slot),
+            name="checkpoint",
+            daemon=True,
         )
         self._thread.start()
 
-    def _write(self, upload: Upload, rank_size: RankSize, slot: int) -> None:
+    def _upload_state(self, upload: Upload, rank_size: RankSize, slot: int) -> None:
         start_time = time.monotonic()
         try:
             if self.remote.write(upload, rank_size):
                 upload.problem = ""
         except ConfigError as error:
-            # another run uses the prefix now; this run continues without checkpoints
+            # another run uses the prefix now, so this run continues without checkpoints
             upload.problem = str(error)
             say(f"cannot write the checkpoint of step {upload.step}: {error}")
         finally:
@@ -229,8 +237,7 @@ class Checkpoints:
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def _warn_of_full_disk(self, size: int) -> None:
-        """Warn once if the disk of the object store is too small for the checkpoints that are
-        kept."""
+        """Warn once if the disk of the object store is too small for train.keep_checkpoints."""
         if self._disk_checked:
             return
 
@@ -240,7 +247,7 @@ class Checkpoints:
             free = self.remote.store.free_bytes()
             remedy = f"free space, or lower train.keep_checkpoints ({count})."
 
-            message = missing_space(
+            message = describe_missing_space(
                 f"train.keep_checkpoints is {count}, and each checkpoint has {size:,} bytes:"
                 " keeping them",
                 count * size,
@@ -254,11 +261,11 @@ class Checkpoints:
     def restore(
         self,
         snapshot_step: int,
-        run_read: RunRead = lambda read: read(),
+        run_read: ReadRunner = lambda read: read(),
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Load the newest durable checkpoint if it is newer than the snapshot. Called if no worker
-        holds a newer state.
+        """Load the newest durable checkpoint if it is newer than the newest snapshot of all
+        members.
 
         `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
         moment. `cancelled()` returns True to stop waiting for an unavailable object store.
@@ -289,7 +296,7 @@ class Checkpoints:
         )
 
     def _load_newer(
-        self, snapshot_step: int, run_read: RunRead, cancelled: Callable[[], bool]
+        self, snapshot_step: int, run_read: ReadRunner, cancelled: Callable[[], bool]
     ) -> bool:
         """Load a durable checkpoint newer than the snapshot; return False if none exists.
 
@@ -311,7 +318,7 @@ class Checkpoints:
 
         target = torch.empty_like(self.state.memory, device="cpu")
         read_abandoned = threading.Event()
-        remote = copy(self.remote)  # an abandoned read may still use the copy for a while
+        remote = copy(self.remote)  # copied, because an abandoned read may continue for a while
 
         def read() -> Manifest | None:
             try:
@@ -342,13 +349,13 @@ class Checkpoints:
     def _load_snapshot(
         self, run_name: str, identity: str, layout: str, fingerprint: str
     ) -> SnapshotFile | None:
-        """Load this worker's newest intact snapshot; return the file if we hold its lock. Raises
-        ConfigError."""
+        """Load this worker's newest intact snapshot. Return its file if this process holds the
+        lock. Raises ConfigError."""
         memory = self.state.memory
-        path = snapshot_file.path(run_name, snapshot_file.node_name())
+        path = snapshot_file.snapshot_path(run_name, snapshot_file.hash_worker_name())
 
         try:
-            snapshot_file.sweep(run_name)
+            snapshot_file.remove_stale_files(run_name)
             file = snapshot_file.SnapshotFile(
                 path, identity, layout, fingerprint, memory.numel() * memory.element_size()
             )
@@ -362,8 +369,7 @@ class Checkpoints:
             self._early_events.append({"event": "torn", "object": str(path), "why": text})
 
         if file.last_step:
-            # the ledger may lack the last steps of a process that was killed together with its
-            # coordinator
+            # the ledger may lack the last steps if the coordinator was killed, too
             step, end_time = file.last_step
             age_s = max(0.0, time.time() - end_time)
             self._early_events.append(
@@ -403,11 +409,13 @@ class Checkpoints:
 def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     """Return `call()`. Raises TimeoutError if it takes more than `seconds`."""
     future = Future[T]()
-    threading.Thread(target=fulfil, args=(future, call), name="timeout", daemon=True).start()
+    threading.Thread(
+        target=resolve_with_call, args=(future, call), name="timeout", daemon=True
+    ).start()
     if not wait([future], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
     return future.result()
 
 
-def _hash(value: Any) -> str:
+def _hash_json(value: object) -> str:
     return hashlib.sha256(to_json(value, sort_keys=True).encode()).hexdigest()

@@ -1,14 +1,13 @@
-"""Snapshots in shared memory: the newest states of one worker. The snapshots survive the death of
-every process.
+"""Snapshots of a worker's state in shared memory, which survive the death of all processes.
 
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
-One file per worker, with a header page (run, model, machine; one record per slot) and three slots
-for the state: one slot holds the newest complete snapshot, the next snapshot is written to another
-slot, and an upload may read the third. A record is cleared before its slot is written, and
-committed afterwards by one flag, which is also the record's checksum, because the process may die
-at any moment. A reader verifies every byte. This module does not import torch, because the launcher
-uses it.
+Each worker has one file: a header page (run, model, machine, a record per slot) and three slots for
+the state. One slot holds the newest complete snapshot, the next snapshot is written to the second,
+and an upload may read the third. Since the process may die at any moment, a slot's record is
+cleared before the slot is written, and committed afterwards by one flag, which is also the record's
+checksum. A reader verifies every byte. This module does not import torch, because the launcher
+imports it.
 """
 
 import fcntl
@@ -25,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.kubernetes_names import POD_NAME
 
-SLOTS = 3  # number of slots in a file
-PAGE = 4096  # bytes of a memory page
+SLOT_COUNT = 3  # number of slots in a file
+PAGE_BYTES = 4096  # bytes of a memory page
 # bytes that each slot reserves for the state of the workload's own data loader
 MAX_LOADER_STATE_BYTES = 1 << 18
-STALE_AFTER_S = 3600.0  # a file of this age that no process holds is removed
+STALE_AFTER_S = 3600.0  # age from which a file without a live process is removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"
@@ -41,13 +41,14 @@ FLAG = struct.Struct("<I")
 FIRST_RECORD_OFFSET = 512
 RECORD_DISTANCE = 64
 LAST_STEP = struct.Struct("<q d")  # newest completed step, unix seconds of its end
-LAST_STEP_OFFSET = 1024  # position of two records of the newest step, which are written in turn
+# position of two records of the newest step, which are written alternately
+LAST_STEP_OFFSET = 1024
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed slot: its index, the step, the length of the loader state, and the checksum of
-    the contents."""
+    """A committed slot: its index, the step, the length of the data loader's state, and the
+    checksum of the slot."""
 
     slot: int
     step: int
@@ -55,54 +56,56 @@ class Snapshot:
     crc: int
 
 
-def directory() -> Path:
+def snapshot_directory() -> Path:
     return Path(os.environ.get("REKINDLE_SHM", "/dev/shm"))
 
 
-def run_name(identity: str, prefix: str) -> str:
-    """Return the name of a run from its identity hash and the key prefix of its checkpoints."""
+def hash_run_name(identity: str, prefix: str) -> str:
+    """Return the part of the file name that identifies the run: a hash of its identity and its
+    checkpoint prefix."""
     return hashlib.sha256((identity + prefix).encode()).hexdigest()[:12]
 
 
 def worker_name() -> str:
-    """Return the name of this worker, which survives restarts: the pod's name and the index in the
-    pod."""
-    # our launcher puts the index into POD_NAME
+    """Return the name of this worker, which a restart does not change: the pod's name, and the
+    index of the worker in the pod."""
+    # Rekindle's launcher appends the index to POD_NAME; torchrun sets LOCAL_RANK
     if "TORCHELASTIC_RUN_ID" in os.environ:
         local = os.environ.get("LOCAL_RANK", "0")
     else:
         local = "0"
-    return (os.environ.get("POD_NAME") or socket.gethostname()) + (
+    return (os.environ.get(POD_NAME) or socket.gethostname()) + (
         "" if local == "0" else f"/{local}"
     )
 
 
-def node_name() -> str:
-    """Return the part of the file name that identifies this worker."""
+def hash_worker_name() -> str:
+    """Return the part of the file name that identifies this worker: a hash of its name."""
     return hashlib.sha256(worker_name().encode()).hexdigest()[:12]
 
 
-def path(run: str, node: str) -> Path:
-    return directory() / f"rekindle-{run}-{node}"
+def snapshot_path(run: str, node: str) -> Path:
+    return snapshot_directory() / f"rekindle-{run}-{node}"
 
 
 def newest_step(path: Path) -> int:
-    """Return the step of the newest committed snapshot in a file, its data unverified, or -1.
+    """Return the step of the newest committed snapshot in a file, or -1. Does not verify its data.
 
-    The process that owns the file must not call it: closing the file in this function would release
-    the lock.
+    The process that owns the file must not call this function, which would release its lock.
     """
     with suppress(OSError), open(path, "rb") as file:
-        return max((record.step for record in _records(file.read(PAGE)) if record), default=-1)
+        return max(
+            (record.step for record in _parse_records(file.read(PAGE_BYTES)) if record), default=-1
+        )
     return -1
 
 
-def sweep(run: str) -> list[Path]:
-    """Remove files that no process holds and that were last written more than an hour ago.
+def remove_stale_files(run: str) -> list[Path]:
+    """Remove files that no process holds and that are older than STALE_AFTER_S.
 
-    Keeps the files of `run`, which may resume from them after any time.
+    Never removes the files of `run`, which may resume from them after any time.
     """
-    return _remove(
+    return _remove_unlocked_files(
         "rekindle-*",
         lambda file: (
             not file.name.startswith(f"rekindle-{run}-")
@@ -111,18 +114,18 @@ def sweep(run: str) -> list[Path]:
     )
 
 
-def discard(run: str) -> list[Path]:
-    """Remove all files of a completed run, except files that a live process still holds."""
-    return _remove(f"rekindle-{run}-*", lambda file: True)
+def remove_run_files(run: str) -> list[Path]:
+    """Remove the files of a completed run, except those that a live process holds."""
+    return _remove_unlocked_files(f"rekindle-{run}-*", lambda file: True)
 
 
-def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
+def _remove_unlocked_files(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed = []
-    for file in directory().glob(pattern):
-        # the file is already removed, locked by a process, or owned by another user
+    for file in snapshot_directory().glob(pattern):
+        # raised for a file that is already removed, locked by a process, or owned by another user
         with suppress(OSError):
             if not is_selected(file):
-                continue  # do not lock the file: a starting worker may be about to lock it
+                continue  # not locked, because a worker may be about to lock it
             with open(file, "r+b") as opened:
                 fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_selected(file):  # the file may have changed before we locked it
@@ -132,42 +135,42 @@ def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
 
 
 class SnapshotFile:
-    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it
-    belongs to another run.
+    """The snapshot file of this worker. The constructor raises OSError if the file cannot be
+    opened, ConfigError if it belongs to another run.
 
-    Read the file first; then `reserve` prepares it for writing, which takes as long as filling all
-    slots.
+    First `read` the snapshots. Then `reserve` prepares the file for writing, which takes as long as
+    filling all slots.
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
         """`identity`, `layout` and `fingerprint` are hex sha256; `size`: bytes of the state."""
         self.path = path
         self.size = size
-        self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE) * PAGE
+        self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
         self.damage: list[str] = []  # messages about damage found while reading
         self.loaded_slot: int | None = None  # slot of the loaded snapshot
         self._header = HEADER.pack(
             MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size
         )
-        self._file, self.is_locked = _open(path)  # is_locked: this process holds the lock
+        self._file, self.is_locked = _open_and_lock(path)  # is_locked: this process holds the lock
         self._map: mmap.mmap | None = None
-        page = os.pread(self._file, PAGE, 0)
-        self._records = _records(page)
+        page = os.pread(self._file, PAGE_BYTES, 0)
+        self._records = _parse_records(page)
         # (step, unix seconds) that the previous process recorded last
-        self.last_step = _last_step(page)
+        self.last_step = _parse_last_step(page)
         self.is_foreign = False  # True if the file is from a worker with another fingerprint
-        self._is_valid = self._check(page)
+        self._is_valid = self._check_header(page)
 
-    def _check(self, page: bytes) -> bool:
-        """Return True if the slots can be read. Raises ConfigError if they belong to another
+    def _check_header(self, page: bytes) -> bool:
+        """Return True if the header is intact. Raises ConfigError if the slots belong to another
         run."""
         if not page:
             return False
 
         end = HEADER.size
         if (
-            len(page) < PAGE
-            or FLAG.unpack_from(page, end)[0] != _flag(page[:end])
+            len(page) < PAGE_BYTES
+            or FLAG.unpack_from(page, end)[0] != _compute_flag(page[:end])
             or page[:16] != MAGIC
         ):
             self.damage.append(f"the header of {self.path} is damaged")
@@ -186,8 +189,8 @@ class SnapshotFile:
         return True
 
     def read(self) -> Iterator[tuple[Snapshot, bytes]]:
-        """Yield intact snapshots, newest first, each with the loader's state; adds damaged
-        snapshots to `damage`."""
+        """Yield the intact snapshots, newest first, each with the data loader's state. Adds
+        messages about damaged snapshots to `damage`."""
         if not self._is_valid:
             return
 
@@ -197,8 +200,8 @@ class SnapshotFile:
 
         committed = [record for record in self._records if record and record.step >= 0]
         for snapshot in sorted(committed, key=lambda snapshot: snapshot.step, reverse=True):
-            if self._crc(snapshot) == snapshot.crc:
-                offset = PAGE + snapshot.slot * self.slot_bytes + self.size
+            if self._compute_crc(snapshot) == snapshot.crc:
+                offset = PAGE_BYTES + snapshot.slot * self.slot_bytes + self.size
                 yield snapshot, os.pread(self._file, snapshot.length, offset)
             else:
                 self.damage.append(
@@ -206,8 +209,8 @@ class SnapshotFile:
                 )
 
     def load(self, snapshot: Snapshot, target: memoryview) -> None:
-        """Read the state of a snapshot that `read` yielded into `target`."""
-        start = PAGE + snapshot.slot * self.slot_bytes
+        """Read the state of a snapshot, which `read` has yielded, into `target`."""
+        start = PAGE_BYTES + snapshot.slot * self.slot_bytes
         for offset in range(0, self.size, READ_BYTES):
             block = target[offset : min(self.size, offset + READ_BYTES)]
             if os.preadv(self._file, [block], start + offset) != len(block):
@@ -216,10 +219,10 @@ class SnapshotFile:
                 )
         self.loaded_slot = snapshot.slot
 
-    def _crc(self, snapshot: Snapshot) -> int:
-        """Return the checksum of a slot's contents. Reads the file without a mapping, since it may
-        be truncated."""
-        offset = PAGE + snapshot.slot * self.slot_bytes
+    def _compute_crc(self, snapshot: Snapshot) -> int:
+        """Return the checksum of a slot, or -1 if the file is too short. Reads without a mapping,
+        which would crash for a truncated file."""
+        offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
         crc = 0
         missing = self.size + snapshot.length
         buffer = memoryview(bytearray(min(READ_BYTES, missing)))
@@ -236,48 +239,52 @@ class SnapshotFile:
         return crc
 
     def reserve(self) -> None:
-        """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is
+        """Allocate and map all slots without changing intact snapshots. Raises OSError if memory is
         insufficient."""
-        total = PAGE + SLOTS * self.slot_bytes
-        # without this call, a full file system would later kill this process by SIGBUS
+        total = PAGE_BYTES + SLOT_COUNT * self.slot_bytes
+        # otherwise a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
 
         self._map = mapped = mmap.mmap(self._file, total)
         if not self._is_valid:
-            mapped[:PAGE] = bytes(PAGE)
+            mapped[:PAGE_BYTES] = bytes(PAGE_BYTES)
             mapped[: HEADER.size] = self._header
-            FLAG.pack_into(mapped, HEADER.size, _flag(self._header))
+            FLAG.pack_into(mapped, HEADER.size, _compute_flag(self._header))
 
-        view = memoryview(mapped)  # each slot contains the state, then the loader's state
+        # each slot contains the state, followed by the data loader's state
+        view = memoryview(mapped)
         self.slots = [
-            view[start : start + self.slot_bytes] for start in range(PAGE, total, self.slot_bytes)
+            view[start : start + self.slot_bytes]
+            for start in range(PAGE_BYTES, total, self.slot_bytes)
         ]
         for slot, record in enumerate(self._records):
             if record is None:
-                self.clear(slot)
+                self.clear_slot(slot)
 
-        for start in range(0, total, READ_BYTES):  # later copies then do not wait for page faults
-            touch(mapped, start, min(READ_BYTES, total - start))
+        # so that later copies do not wait for page faults
+        for start in range(0, total, READ_BYTES):
+            fault_in_pages(mapped, start, min(READ_BYTES, total - start))
 
     def record_step(self, step: int) -> None:
-        """Record that `step` was completed now. Call after `reserve`; takes some microseconds."""
+        """Record that `step` was completed now. Call after `reserve`."""
         assert self._map
         record = LAST_STEP.pack(step, time.time())
-        # the process may die between the two writes: the record of the step before stays intact
+        # written alternately to two records: if the process dies here, the other record stays
+        # intact
         offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE
         self._map[offset : offset + LAST_STEP.size] = record
-        FLAG.pack_into(self._map, offset + LAST_STEP.size, _flag(record))
+        FLAG.pack_into(self._map, offset + LAST_STEP.size, _compute_flag(record))
 
-    def clear(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Mark the slot as empty until `commit`."""
         assert self._map
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         FLAG.pack_into(self._map, offset + RECORD.size, 0)
         self._map[offset : offset + RECORD.size] = bytes(RECORD.size)
 
-    def commit(self, slot: int, step: int, loader_state: bytes) -> Snapshot:
-        """Mark the slot as complete."""
+    def commit_slot(self, slot: int, step: int, loader_state: bytes) -> Snapshot:
+        """Write the data loader's state to the slot, and mark the slot as complete."""
         assert self._map
         view = self.slots[slot]
         view[self.size : self.size + len(loader_state)] = loader_state
@@ -285,7 +292,7 @@ class SnapshotFile:
         record = RECORD.pack(step, len(loader_state), crc)
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         self._map[offset : offset + RECORD.size] = record
-        FLAG.pack_into(self._map, offset + RECORD.size, _flag(record))
+        FLAG.pack_into(self._map, offset + RECORD.size, _compute_flag(record))
         os.utime(self._file)
         return Snapshot(slot, step, len(loader_state), crc)
 
@@ -295,18 +302,18 @@ class SnapshotFile:
         os.close(self._file)
 
 
-def touch(mapped: mmap.mmap, start: int, length: int) -> None:
+def fault_in_pages(mapped: mmap.mmap, start: int, length: int) -> None:
     """Fault in the pages of a shared mapping for writing, without changing their contents."""
     try:
         mapped.madvise(MADV_POPULATE_WRITE, start, length)
     except OSError:  # a kernel before 5.14 lacks MADV_POPULATE_WRITE
-        for page in range(start, start + length, PAGE):
+        for page in range(start, start + length, PAGE_BYTES):
             mapped[page]
 
 
-def _open(path: Path) -> tuple[int, bool]:
-    """Return the file, and True if we hold its lock; False if a frozen predecessor still holds
-    it."""
+def _open_and_lock(path: Path) -> tuple[int, bool]:
+    """Open the file. Return its descriptor, and True if this process holds its lock, or False if an
+    earlier process still holds it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         # every user may create files in /dev/shm
@@ -328,38 +335,39 @@ def _open(path: Path) -> tuple[int, bool]:
         os.close(file)  # the file was removed before we locked it
 
 
-def _records(page: bytes) -> list[Snapshot | None]:
+def _parse_records(page: bytes) -> list[Snapshot | None]:
     """Return the record of each slot. Step -1: empty or unfinished; None: damaged."""
     records: list[Snapshot | None] = []
 
-    for slot in range(SLOTS if len(page) == PAGE else 0):
+    for slot in range(SLOT_COUNT if len(page) == PAGE_BYTES else 0):
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         record, (flag,) = (
             page[offset : offset + RECORD.size],
             FLAG.unpack_from(page, offset + RECORD.size),
         )
         step, length, crc = RECORD.unpack(record)
-        is_intact = flag == _flag(record) and length <= MAX_LOADER_STATE_BYTES
+        is_intact = flag == _compute_flag(record) and length <= MAX_LOADER_STATE_BYTES
         committed = Snapshot(slot, step, length, crc) if is_intact else None
         records.append(committed if flag else Snapshot(slot, -1, 0, 0))
 
     return records
 
 
-def _last_step(page: bytes) -> tuple[int, float] | None:
+def _parse_last_step(page: bytes) -> tuple[int, float] | None:
     """Return the newest completed step and the time of its end; None if no intact record exists."""
     records: list[tuple[int, float]] = []
-    for number in range(2 if len(page) == PAGE else 0):
+    for number in range(2 if len(page) == PAGE_BYTES else 0):
         offset = LAST_STEP_OFFSET + number * RECORD_DISTANCE
         record, (flag,) = (
             page[offset : offset + LAST_STEP.size],
             FLAG.unpack_from(page, offset + LAST_STEP.size),
         )
-        if flag == _flag(record):
+        if flag == _compute_flag(record):
             records.append(LAST_STEP.unpack(record))
     return max(records, default=None)
 
 
-def _flag(data: bytes) -> int:
-    """Return a checksum without zero bytes: one damaged byte cannot make a record look empty."""
+def _compute_flag(data: bytes) -> int:
+    """Return a checksum without zero bytes, since a damaged byte must not make a record look
+    empty."""
     return zlib.crc32(data) | 0x01010101

@@ -1,8 +1,8 @@
-"""Copies of the training state, in three slots of shared memory or in one private slot.
+"""Copies of the training state: three slots in shared memory, or one slot in private memory.
 
-The training loop only waits for the copy. A thread reserves the memory, computes checksums and
-commits (see snapshot_file.py). A slot that an upload reads is *pinned*: later copies do not
-overwrite it.
+The training loop waits only for the copy. A thread reserves the memory, computes checksums and
+commits the copies (see snapshot_file.py). A slot that an upload reads is *pinned*: later copies do
+not overwrite it.
 """
 
 import mmap
@@ -15,16 +15,17 @@ from rekindle.errors import RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.training_state import State
 
-Job = tuple[int, int, bytes]  # slot, step, the loader's state
+CommitJob = tuple[int, int, bytes]  # slot, step, the loader's state
 
 
 class Snapshots:
-    """The slots of one worker; without a snapshot file, private memory for uploads only."""
+    """The slots of one worker. Without a snapshot file, it has one slot in private memory, only for
+    uploads."""
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state = state
         self.file = file
-        # set when the memory is reserved, or when reserving it has failed
+        # set once the memory is reserved, or its reservation has failed
         self.ready = threading.Event()
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
@@ -34,8 +35,10 @@ class Snapshots:
         self._queued_slots: set[int] = set()  # slots to be committed
         self._pinned_slots: set[int] = set()
         self._lock = threading.Lock()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self._jobs: SimpleQueue[CommitJob | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._commit_queued_slots, name="snapshots", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -47,11 +50,13 @@ class Snapshots:
         """True if shared memory is used and all its snapshots are committed."""
         return self.ready.is_set() and self.file is not None and not self._queued_slots
 
-    def take(self, loader_state: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
-        """Copy the current state; returns the slot, or None if all slots are in use.
+    def copy_state(
+        self, loader_state: bytes, *, pin: bool = False, commit: bool = True
+    ) -> int | None:
+        """Copy the current state to a free slot, and return the slot; None if all slots are in use.
 
-        `pin`: keep the slot until `unpin`. `commit`: make the copy the newest snapshot in shared
-        memory. Raises RekindleError if the memory for copies could not be reserved.
+        `pin`: do not overwrite the copy until `unpin`. `commit`: make it the newest snapshot in
+        shared memory. Raises RekindleError if the memory could not be reserved.
         """
         if not self.ready.is_set():
             return None
@@ -68,7 +73,7 @@ class Snapshots:
 
             if self.file:
                 self._queued_slots.update({slot} if commit else set())
-                self.file.clear(slot)
+                self.file.clear_slot(slot)
 
         self._tensors[slot].copy_(self.state.memory)
         if self.file and commit:
@@ -77,12 +82,11 @@ class Snapshots:
         return slot
 
     def record_step(self, step: int) -> None:
-        """Record in shared memory that `step` was completed now, so that a later process knows
-        it."""
+        """Record in shared memory, for a later process, that `step` was completed now."""
         if self.ready.is_set() and self.file:
             self.file.record_step(step)
 
-    def view(self, slot: int) -> memoryview:
+    def view_slot(self, slot: int) -> memoryview:
         return self._slots[slot]
 
     def unpin(self, slot: int) -> None:
@@ -98,10 +102,11 @@ class Snapshots:
         if file:
             file.close(remove=remove)
 
-    def _run(self) -> None:
+    def _commit_queued_slots(self) -> None:
         try:
             self._reserve()
-        except OSError as error:  # `take` raises this problem, since a checkpoint needs a copy
+        # `copy_state` raises the error, since a checkpoint needs a copy
+        except OSError as error:
             self._problem = RekindleError(
                 f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"
                 " checkpoints need: raise cluster.pods.train.memory, or the memory limit of this"
@@ -112,7 +117,7 @@ class Snapshots:
         while job := self._jobs.get():
             slot, step, loader_state = job
             assert self.file
-            self.file.commit(slot, step, loader_state)
+            self.file.commit_slot(slot, step, loader_state)
 
             with self._lock:
                 self._newest_slot = slot
@@ -127,11 +132,13 @@ class Snapshots:
                 self.file.reserve()
                 self._slots = [slot[:size] for slot in self.file.slots]
             except OSError as error:
+                directory = snapshot_file.snapshot_directory()
+                mib = size >> 20
                 say(
-                    f"no snapshots in shared memory: {error}. {snapshot_file.directory()} needs"
-                    f" {snapshot_file.SLOTS} times {size >> 20} MiB: mount an emptyDir with medium:"
-                    " Memory at this path. Until then, losing all workers loses the steps since"
-                    " the last durable checkpoint."
+                    f"no snapshots in shared memory: {error}. {directory} needs"
+                    f" {snapshot_file.SLOT_COUNT} times {mib} MiB: mount an emptyDir with medium:"
+                    " Memory at this path. Until then, if all workers are lost, the steps since the"
+                    " last durable checkpoint are repeated."
                 )
                 self.file.close(remove=True)
                 self.file = None
@@ -141,4 +148,4 @@ class Snapshots:
 
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # later copies then do not wait for page faults
+            self._tensors[0].zero_()  # so that later copies do not wait for page faults

@@ -1,6 +1,6 @@
-"""The cost of a training, from the times in its ledger and the prices in its Tariff.
+"""Computes the cost of a training from the times in its ledger and the prices in its Tariff.
 
-The cost of the coordinator counts as *queued* while no worker is alive: then the workers wait for
+While no worker is alive, the cost of the coordinator counts as *queued*: the workers then wait for
 nodes.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.cost.tariff import Tariff
 from rekindle.training.ledger import sentences
 from rekindle.training.ledger.ledger_summary import (
@@ -19,21 +19,22 @@ from rekindle.training.ledger.ledger_summary import (
     Incident,
     Interval,
     Summary,
-    alive,
-    percent,
+    format_percent,
+    merge_intervals,
 )
 
 COORDINATOR = "coordinator"
 QUEUED = "queued"
 USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
 PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
-# share of the cost that another checkpoint interval must save to be reported
+# a better checkpoint interval is reported only if it saves at least this share of the cost
 MIN_SAVED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class CheckpointInterval:
-    """The mean time between durable checkpoints, and the best time for the losses of this training.
+class IntervalComparison:
+    """Comparison of the mean time between durable checkpoints with the best time for the losses of
+    this training.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
     with the cost C of a checkpoint and the mean time M between losses, checkpoints every W seconds
@@ -50,16 +51,16 @@ class CheckpointInterval:
 
 @dataclass
 class Bill:
-    """The cost of a training, by use of time and by kind of node."""
+    """The cost of a training by use of time, and by spot nodes and nodes on demand."""
 
     currency: str
     uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))
     spot: float = 0.0  # part of the cost on spot nodes
     on_demand: float = 0.0  # part of the cost on nodes on demand
     preemptions: int = 0
-    waits: float = 0.0  # cost of waiting after preemptions, which is part of the use `waited`
-    without_spot: float = 0.0  # cost of the same training on demand, without preemptions
-    checkpoint_interval: CheckpointInterval | None = None
+    waits: float = 0.0  # part of the use `waited`: cost of the waiting after preemptions
+    without_spot: float = 0.0  # cost of the same training on nodes on demand, without preemptions
+    checkpoint_interval: IntervalComparison | None = None
 
     @property
     def total(self) -> float:
@@ -67,7 +68,7 @@ class Bill:
 
     @property
     def losses(self) -> float:
-        """Cost of the preemptions: of lost work, and of waiting for the next group."""
+        """Cost of the preemptions: lost work, and waiting for the next group."""
         return self.uses[LOST] + self.waits
 
     def amounts(self) -> dict[str, float]:
@@ -89,8 +90,8 @@ class Bill:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the amounts and the currency; `checkpoints` only if work was restored from a
-        durable checkpoint."""
+        """Return the amounts and the currency. The key `checkpoints` exists only if work was
+        restored from a durable checkpoint."""
         interval = self.checkpoint_interval
         if interval:
             more = {
@@ -106,11 +107,11 @@ class Bill:
         )
 
 
-def charge(summary: Summary, tariff: Tariff) -> Bill:
+def compute_bill(summary: Summary, tariff: Tariff) -> Bill:
     """Return the cost of a training. Raises ConfigError if a pod has no price."""
     bill = Bill(tariff.prices.currency, preemptions=summary.preemptions)
 
-    pauses = alive(
+    pauses = merge_intervals(
         [
             Interval(item.t, _recovery_time(item), WAITED)
             for item in summary.incidents
@@ -132,7 +133,9 @@ def charge(summary: Summary, tariff: Tariff) -> Bill:
     if tariff.coordinator and summary.counts.get("coordinator"):
         busy = sum(
             end - start
-            for start, end in alive([i for worker in summary.intervals.values() for i in worker])
+            for start, end in merge_intervals(
+                [i for worker in summary.intervals.values() for i in worker]
+            )
         )
         for use, seconds in (
             (COORDINATOR, busy),
@@ -155,7 +158,7 @@ def _add_cost(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
 
 
 def _recovery_time(incident: Incident) -> float:
-    """Return the time at which the training had resumed and the lost worker was back."""
+    """Return the time at which the training had resumed and the lost worker was replaced."""
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
@@ -165,9 +168,9 @@ def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
     )
 
 
-def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | None:
-    """Compare the checkpoint interval with the best interval; `cost`: cost of all time in which
-    workers made steps."""
+def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | None:
+    """Compare the checkpoint interval with the best interval. `cost`: cost of the trained and lost
+    time of all workers."""
     restored = {
         item.resumed: item
         for item in summary.incidents
@@ -189,19 +192,20 @@ def _compare_interval(summary: Summary, cost: float) -> CheckpointInterval | Non
     ]
     repeated = sum(item.repeated for item in restored.values())
 
-    return CheckpointInterval(
+    return IntervalComparison(
         len(restored), repeated, interval_s, best_s, cost * (overheads[0] - overheads[1])
     )
 
 
-def report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
-    """Return the summary as lines of text and numbers, with its costs if a tariff is given."""
-    bill = charge(summary, tariff) if tariff and summary.intervals else None
-    words = [*sentences.describe(summary), *(describe(bill) if bill else ())]
+def build_report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
+    """Return the report of a training: its Summary as numbers and as sentences (`words`), and with
+    a tariff its `cost`."""
+    bill = compute_bill(summary, tariff) if tariff and summary.intervals else None
+    words = [*sentences.describe(summary), *(describe_bill(bill) if bill else ())]
     return {"words": words} | summary.as_json() | ({"cost": bill.as_json()} if bill else {})
 
 
-def describe(bill: Bill) -> Iterator[str]:
+def describe_bill(bill: Bill) -> Iterator[str]:
     """Yield sentences about the cost of a training."""
     uses = [
         (TRAINED, "trained"),
@@ -211,31 +215,32 @@ def describe(bill: Bill) -> Iterator[str]:
         (COORDINATOR, "coordinator"),
     ]
 
-    parts = ", ".join(f"{amount(bill.uses[use])} {word}" for use, word in uses if bill.uses[use])
-    yield f"The training cost {money(bill.total, bill.currency)}: {parts}."
+    parts = ", ".join(
+        f"{format_amount(bill.uses[use])} {word}" for use, word in uses if bill.uses[use]
+    )
+    yield f"The training cost {format_money(bill.total, bill.currency)}: {parts}."
 
     if bill.preemptions and bill.losses:
         count = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
-        work = amount(bill.uses[LOST])
-        waits = amount(bill.waits)
-        yield (
-            f"{count} cost {money(bill.losses, bill.currency)}: {work} of lost work and {waits} of"
-            " waiting."
-        )
+        work = format_amount(bill.uses[LOST])
+        waits = format_amount(bill.waits)
+        losses = format_money(bill.losses, bill.currency)
+        yield f"{count} cost {losses}: {work} of lost work and {waits} of waiting."
 
     if bill.spot:
+        spot = format_money(bill.spot, bill.currency)
+        without_spot = format_money(bill.without_spot, bill.currency)
         saved = bill.without_spot - bill.total
-        other = money(bill.without_spot, bill.currency)
-        if bill.without_spot:
-            share = f" ({percent(abs(saved) / bill.without_spot)})"
-        else:
-            share = ""
+        effect = "saved" if saved >= 0 else "cost another"
 
-        difference = f"{'saved' if saved >= 0 else 'cost another'} {amount(abs(saved))}{share}"
+        share = ""
+        if bill.without_spot:
+            share = f" ({format_percent(abs(saved) / bill.without_spot)})"
+
         yield (
-            f"{money(bill.spot, bill.currency)} of it is for spot nodes. On demand and without"
-            f" preemptions, the training would have cost {other}: after all losses, spot nodes"
-            f" {difference}."
+            f"{spot} of it is for spot nodes. On demand and without preemptions, the training would"
+            f" have cost {without_spot}: after all losses, spot nodes {effect}"
+            f" {format_amount(abs(saved))}{share}."
         )
 
     interval = bill.checkpoint_interval
@@ -244,18 +249,18 @@ def describe(bill: Bill) -> Iterator[str]:
         yield (
             f"{times.capitalize()}, the work was restored from the object store, and"
             f" {interval.repeated} steps were repeated. At this rate, a durable checkpoint every"
-            f" {duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
-            f" {duration(interval.seconds)} would have saved about"
-            f" {money(interval.saved, bill.currency)}."
+            f" {format_duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
+            f" {format_duration(interval.seconds)} would have saved about"
+            f" {format_money(interval.saved, bill.currency)}."
         )
 
 
-def money(value: float, currency: str) -> str:
+def format_money(value: float, currency: str) -> str:
     """Format an amount with its currency: `12.30 USD`, `0.0041 USD`."""
-    return f"{amount(value)} {currency}"
+    return f"{format_amount(value)} {currency}"
 
 
-def amount(value: float) -> str:
+def format_amount(value: float) -> str:
     """Format an amount with two digits, or with two significant digits below 0.1."""
     if value == 0 or abs(value) >= 0.1:
         return f"{value:,.2f}"

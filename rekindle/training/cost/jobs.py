@@ -1,7 +1,7 @@
-"""The jobs that the steps of a run applied, such as the job of `blocks.job`: their pods, time and
-outcome.
+"""The Kubernetes jobs that the steps of a run apply, such as the job of `blocks.job`: their pods,
+time and outcome.
 
-A training with a ledger is no such job: its ledger has the time of each worker.
+Elastic trainings are left out: their ledger has the time of each worker.
 """
 
 import time
@@ -12,16 +12,17 @@ from typing import Any
 from argolocal.common import causes
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.types import Manifest
 from argolocal.view.summary import timestamp
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Manifest, Replicas
+from rekindle.training.cost.pod_requests import Replicas
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import COORDINATOR, LAUNCHER
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """A job that a step applied. Its time is the time of the step, which waits for the job."""
+    """A job that a step has applied. Its duration is that of the step, which waits for the job."""
 
     task: str
     kind: str
@@ -35,8 +36,8 @@ class JobRun:
         return sum(item.count * prices.pod_cost(item.pod, self.seconds) for item in self.replicas)
 
 
-def templates_of(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Manifest]:
-    """Return the templates of a run by name, and those of its WorkflowTemplates by
+def collect_templates(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Manifest]:
+    """Return the templates of a run by name, and those of WorkflowTemplates by
     SCOPE/OBJECT/NAME."""
     stored = {**(manifest.get("storedTemplates") or {}), **(status.get("storedTemplates") or {})}
     return stored | {
@@ -44,7 +45,7 @@ def templates_of(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Man
     }
 
 
-def template_of(node: Mapping[str, Any], templates: Mapping[str, Manifest]) -> Manifest | None:
+def find_template(node: Mapping[str, Any], templates: Mapping[str, Manifest]) -> Manifest | None:
     """Return the template of a node, which may belong to a WorkflowTemplate."""
     name = str(node.get("templateName") or "")
     scope = str(node.get("templateScope") or "")
@@ -58,24 +59,24 @@ def template_of(node: Mapping[str, Any], templates: Mapping[str, Manifest]) -> M
     return templates.get(f"{scope}/{name}" if is_stored else name, templates.get(name))
 
 
-def task_of(node: Mapping[str, Any]) -> str:
-    """Return the path of a node's task, without the numbers of loop items and attempts."""
+def parse_task_path(node: Mapping[str, Any]) -> str:
+    """Return the path of the node's task, without the indices of loop items and attempts."""
     return node["name"].partition(".")[2].partition("(")[0] or node["name"]
 
 
-def end_of(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
-    """Return the end of a node, at the latest the end of the run; the current time for an active
-    node."""
+def find_end_time(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
+    """Return the end time of a node: for a node without one, the end of the run, or the current
+    time."""
     end = node.get("finishedAt") or status.get("finishedAt")
     if end:
         return timestamp(end)
     return time.time()
 
 
-def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+def list_job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     """Return the jobs that the steps of a run have applied."""
-    templates = templates_of(status, manifest)
-    runtimes = pod_requests.training_runtimes(templates.values())
+    templates = collect_templates(status, manifest)
+    runtimes = pod_requests.list_training_runtimes(templates.values())
     nodes = {node["name"]: node for node in list((status.get("nodes") or {}).values())}
     attempts: dict[str, list[Mapping[str, Any]]] = {}
 
@@ -86,9 +87,9 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     result: list[JobRun] = []
     for name, found in attempts.items():
         found.sort(key=lambda node: causes.attempt_number(node["name"]))
-        template = template_of(found[0], templates)
+        template = find_template(found[0], templates)
         if template:
-            jobs = [*_jobs(_filled(template, found[0], manifest), runtimes)]
+            jobs = [*_list_applied_jobs(_substitute_inputs(template, found[0], manifest), runtimes)]
         else:
             jobs = []
 
@@ -101,47 +102,51 @@ def job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
         else:
             phase = found[-1].get("phase", "Pending")
 
-        # between the attempts of the pod that waits for the job, the job continues
+        # from the first to the last attempt: the job continues while its waiting pod is restarted
         start = min(timestamp(node["startedAt"]) for node in found)
-        seconds = max(0.0, max(end_of(node, status) for node in found) - start)
+        seconds = max(0.0, max(find_end_time(node, status) for node in found) - start)
         messages = [str(node.get("message") or "") for node in found]
-        message = causes.plain(causes.root_message(str(step.get("message") or ""), messages))
+        message = causes.extract_cause(
+            causes.find_root_message(str(step.get("message") or ""), messages)
+        )
         result += [
-            JobRun(task_of(found[0]), kind, items, phase, seconds, message) for kind, items in jobs
+            JobRun(parse_task_path(found[0]), kind, items, phase, seconds, message)
+            for kind, items in jobs
         ]
 
     return result
 
 
-def planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
-    """Return the jobs of the manifest whose steps have not started, with the names of their
-    templates as tasks."""
-    templates = templates_of(status, manifest)
-    runtimes = pod_requests.training_runtimes(templates.values())
+def list_planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+    """Return the jobs of the manifest whose steps have not started. The task of each is the name of
+    its template."""
+    templates = collect_templates(status, manifest)
+    runtimes = pod_requests.list_training_runtimes(templates.values())
     nodes = list((status.get("nodes") or {}).values())
-    started = {id(template_of(node, templates)) for node in nodes if node.get("type") != "Skipped"}
+    started = {
+        id(find_template(node, templates)) for node in nodes if node.get("type") != "Skipped"
+    }
     return [
         JobRun(str(template.get("name")), kind, items)
         for template in templates.values()
         if id(template) not in started
-        for kind, items in _jobs(template, runtimes)
+        for kind, items in _list_applied_jobs(template, runtimes)
     ]
 
 
-def _jobs(
+def _list_applied_jobs(
     template: Manifest, runtimes: Mapping[str, list[Replicas]]
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
-    """Yield kind and pods of each job that a template applies, except elastic trainings, which have
-    a ledger."""
-    for kind, items in pod_requests.applied_jobs(template, runtimes):
+    """Yield the kind and the pods of each job that a template applies, except elastic trainings."""
+    for kind, items in pod_requests.list_applied_jobs(template, runtimes):
         if not any(module in item.command for item in items for module in (LAUNCHER, COORDINATOR)):
             yield kind, items
 
 
-def _filled(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
-    """Return a resource template whose object has the values of the node's inputs, such as its
-    number of workers."""
-    text = pod_requests.object_text(template)
+def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
+    """Return the template with the values of workflow arguments and node inputs in the object that
+    it applies, such as the number of workers."""
+    text = pod_requests.read_object_text(template)
     if "{{" not in text:
         return template
 
@@ -160,5 +165,5 @@ def _filled(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> 
             **template,
             "resource": {**template["resource"], "manifest": substitute(text, scope)},
         }
-    except TemplateError:  # a tag without a value: its number counts as unknown
+    except TemplateError:  # a tag has no value: numbers with tags count as unknown
         return template

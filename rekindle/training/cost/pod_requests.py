@@ -1,4 +1,4 @@
-"""The pods of a manifest: their requests, and the nodes that they select."""
+"""The pods of a manifest: their resource requests and node selection."""
 
 import json
 import re
@@ -9,14 +9,15 @@ from typing import Any
 import yaml
 
 from argolocal.language.quantity import quantity
+from argolocal.manifest.types import Manifest
 
 GIB = 1 << 30
-# fields of a job or Deployment that set its number of pods
+# fields of a job or a Deployment with its number of pods
 COUNT_FIELDS = ("replicas", "parallelism")
 # kinds of Kubeflow Trainer
 TRAIN_JOB = "TrainJob"
 TRAINING_RUNTIME = "TrainingRuntime"
-# kinds of objects whose pods run on after the step that applies them, or start later
+# kinds of objects whose pods run longer than the step that applies them, or start later
 SERVER_KINDS = (
     *(
         "Deployment",
@@ -29,9 +30,9 @@ SERVER_KINDS = (
     ),
     *("InferenceService", "CronJob"),
 )
-NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods a TrainJob's numNodes counts
+NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods are numNodes of the TrainJob
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
-# a resource that is a GPU or another accelerator, or a part of it. Source: device plugins of NVIDIA
+# resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
 # (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
 # Google (tpu), AWS (neuron, neuroncore, neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon
 # (mlu), Hygon (dcu), Qualcomm (qaic)
@@ -40,17 +41,16 @@ ACCELERATOR = re.compile(
     r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
     re.IGNORECASE,
 )
-Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The requests of a pod, and its node selection."""
+    """The resource requests of a pod, and its node selection."""
 
     cpus: float = 0.0
     gib: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
-    # taint ("" for all) and tolerated value ("" for Exists)
+    # pairs of a taint's key ("" for all taints) and its tolerated value ("" for Exists)
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Pod:
     @property
     def gpus(self) -> float:
         """Number of GPUs and parts of GPUs."""
-        return gpu_count(self.devices)
+        return count_gpus(self.devices)
 
     @property
     def requests(self) -> dict[str, float]:
@@ -76,8 +76,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Equal pods of a template; `role` is the key or name above them in an applied object, such as
-    Worker."""
+    """Equal pods of a template. `role`: name of their part of a job, such as Worker."""
 
     role: str
     count: int
@@ -87,9 +86,9 @@ class Replicas:
     is_executor: bool = False  # True for Argo's pod that applies an object
 
 
-def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
-    """Return the pod of a PodSpec. A limit without a request counts as request, as in
-    Kubernetes."""
+def read_pod(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
+    """Read the pod of a PodSpec. As in Kubernetes, the request of a resource is its limit if only a
+    limit is set."""
     totals: dict[str, float] = {}
     for container in spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
@@ -97,7 +96,7 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
             **(resources.get("limits") or {}),
             **(resources.get("requests") or {}),
         }.items():
-            totals[name] = totals.get(name, 0.0) + number(amount)
+            totals[name] = totals.get(name, 0.0) + parse_quantity(amount)
 
     devices = {name: count for name, count in totals.items() if "/" in name and count}
     tolerations = [
@@ -113,63 +112,63 @@ def of_spec(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
     )
 
 
-def gpu_count(resources: Mapping[str, float]) -> float:
-    """Return the number of GPUs, other accelerators and parts of them among the resources of a pod
-    or of several."""
+def count_gpus(resources: Mapping[str, float]) -> float:
+    """Count the GPUs and other accelerators, or parts of them, among `resources`."""
     return sum(count for name, count in resources.items() if ACCELERATOR.fullmatch(name))
 
 
-def of_template(template: Manifest) -> Pod | None:
-    """Return the pod of a step; None for a template that does not run a container of its own."""
+def read_template_pod(template: Manifest) -> Pod | None:
+    """Read the pod of a template; None for a template without containers."""
     main = [template[kind] for kind in ("container", "script") if template.get(kind)]
     main += (template.get("containerSet") or {}).get("containers") or []
     if main:
-        return of_spec(template, [*main, *(template.get("sidecars") or [])])
+        return read_pod(template, [*main, *(template.get("sidecars") or [])])
     return None
 
 
-def template_replicas(template: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return all pods that a template creates: its own pod, or Argo's pod and the pods of the
-    object that it applies.
+def list_template_replicas(
+    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+) -> list[Replicas]:
+    """Return all pods that a template creates: its own pod, or Argo's executor pod and the pods of
+    the object that it applies.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
-    own = of_template(template)
+    own = read_template_pod(template)
     if own:
         return [Replicas("", 1, own)]
     if "resource" not in template:
         return []
 
-    executor = of_spec(template, [{"resources": _executor_resources(template)}])
+    executor = read_pod(template, [{"resources": _executor_resources(template)}])
     creates = template["resource"].get("action") in ("apply", "create")
 
     return [
         Replicas("", 1, executor, is_executor=True),
-        *(object_replicas(template, runtimes) if creates else ()),
+        *(list_object_replicas(template, runtimes) if creates else ()),
     ]
 
 
-def object_replicas(
+def list_object_replicas(
     template: Manifest, runtimes: Mapping[str, list[Replicas]] | None = None
 ) -> list[Replicas]:
     """Return the pods of the object that a template applies, such as a training job or a
     Deployment.
 
-    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that creates them instead.
-    Tags in numbers count as 0.
+    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that uses it. A number
+    that is a template tag counts as 0.
     """
     result = [replicas for item in _objects(template) for replicas in _replicas_of(item, runtimes)]
-    queue = QUEUE.search(object_text(template))
+    queue = QUEUE.search(read_object_text(template))
     if queue:
         return [replace(item, queue=queue[1]) for item in result]
     return result
 
 
-def applied_jobs(
+def list_applied_jobs(
     template: Manifest, runtimes: Mapping[str, list[Replicas]]
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
-    """Yield kind and pods of each object that a template applies and that ends, such as a job of
-    any kind."""
+    """Yield the kind and the pods of each job, of any kind, that a template applies."""
     if (template.get("resource") or {}).get("action") not in ("apply", "create"):
         return
     for item in _objects(template):
@@ -179,9 +178,8 @@ def applied_jobs(
             yield kind, replicas
 
 
-def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
-    """Return the pods of the TrainingRuntimes that templates apply, by name of the
-    TrainingRuntime."""
+def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
+    """Return the pods of the TrainingRuntimes that the templates apply, by the runtime's name."""
     objects = [item for template in templates for item in _objects(template)]
     runtimes = [
         item
@@ -191,16 +189,14 @@ def training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]
     return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
 
 
-def _replicas_of(item: Any, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
-    """Return the pods of an object; with `runtimes`, see `object_replicas`."""
+def _replicas_of(item: object, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
+    """Return the pods of an object; with `runtimes`, see `list_object_replicas`."""
     if isinstance(item, Mapping) and runtimes is not None:
-        kind = item.get("kind")
-    else:
-        kind = None
-    if kind == TRAIN_JOB:
-        return _train_job_replicas(item, runtimes or {})
-    if kind == TRAINING_RUNTIME:
-        return []
+        if item.get("kind") == TRAIN_JOB:
+            return _train_job_replicas(item, runtimes)
+        if item.get("kind") == TRAINING_RUNTIME:
+            return []
+
     return [*_replicas(item, "", 1)]
 
 
@@ -217,19 +213,19 @@ def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -
 
 def _objects(template: Manifest) -> list[Any]:
     try:
-        return [*yaml.safe_load_all(object_text(template))]
+        return [*yaml.safe_load_all(read_object_text(template))]
     except yaml.YAMLError:
-        # tags outside of quotes: the text is YAML only when Argo has replaced them
+        # the text has tags outside of quotes, and is YAML only after Argo has replaced them
         return []
 
 
-def object_text(template: Manifest) -> str:
+def read_object_text(template: Manifest) -> str:
     """Return the text of the object that a template applies; "" for another template."""
     return str((template.get("resource") or {}).get("manifest") or "")
 
 
 def _executor_resources(template: Manifest) -> Manifest:
-    """Return the resources of Argo's pod for an object, which only a podSpecPatch can set."""
+    """Return the resources of Argo's executor pod, which only a podSpecPatch can set."""
     try:
         containers = json.loads(template.get("podSpecPatch") or "{}").get("containers") or []
     except (ValueError, AttributeError, RecursionError):  # a patch in YAML, or with tags
@@ -237,16 +233,16 @@ def _executor_resources(template: Manifest) -> Manifest:
     return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
 
 
-def of_manifest(manifest: Manifest) -> Iterator[Pod]:
+def list_manifest_pods(manifest: Manifest) -> Iterator[Pod]:
     """Yield the pods of all templates, and of the objects that they apply."""
     for template in manifest["spec"].get("templates") or []:
-        pod = of_template(template)
+        pod = read_template_pod(template)
         if pod:
             yield pod
-        yield from (replicas.pod for replicas in object_replicas(template))
+        yield from (replicas.pod for replicas in list_object_replicas(template))
 
 
-def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
+def _replicas(value: object, role: str, count: int) -> Iterator[Replicas]:
     if isinstance(value, list):
         for item in value:
             yield from _replicas(item, role, count)
@@ -262,7 +258,7 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
             for key in ("command", "args")
             for word in c.get(key) or []
         )
-        yield Replicas(role, count, of_spec(value), command)
+        yield Replicas(role, count, read_pod(value), command)
         return
 
     for name in COUNT_FIELDS:
@@ -270,15 +266,13 @@ def _replicas(value: Any, role: str, count: int) -> Iterator[Replicas]:
 
     if "replicas" in value and "name" in value:
         role = str(value["name"])
-    else:
-        role = role
 
     for key, item in value.items():
         yield from _replicas(item, key if re.match("[A-Z]", str(key)) else role, count)
 
 
 def _required_labels(spec: Manifest) -> dict[str, str]:
-    """Return the labels that the required node affinity prescribes, in each of its alternatives."""
+    """Return the labels that every alternative of the required node affinity prescribes."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
         "nodeSelectorTerms"
@@ -298,8 +292,8 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
     return {}
 
 
-def number(text: Any) -> float:
-    """Return a Kubernetes quantity as a number, or 0 if it is not a quantity."""
+def parse_quantity(text: str | float) -> float:
+    """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity."""
     try:
         return float(quantity(text))
     except ValueError:  # a template tag: the amount is known only when the pod starts

@@ -1,19 +1,17 @@
-"""Prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of runs
-is unknown.
+"""The prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of
+runs is unknown.
 
-    prices = Prices.load(project.root())        # None without the file
-    pod = pods.of_template(template)
-    prices.pod_cost(pod, seconds)               # the class and spot follow from the node selection
-    of the pod
+    prices = Prices.load(project.root())   # None without the file
+    pod = read_template_pod(template)
+    prices.pod_cost(pod, seconds)          # the pod's node selection determines class and spot
 
-The prices of a run are stored in the annotation ANNOTATION of the manifest that the workflow
-parameter `manifest` contains: they are part of neither a cache key nor the manifest's hash, and a
-pod needs no file to read them.
+Rendering stores the prices of a run in the annotation ANNOTATION of the manifest in the workflow
+parameter `manifest`. So pods can read them, and they change no cache key and no hash of a manifest.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -28,7 +26,7 @@ HOUR_S = 3600.0
 
 
 class Rate(Section):
-    """Prices of the resources of a node for an hour."""
+    """Hourly prices of the resources of a node."""
 
     cpu_hour: float = Field(ge=0, description="price of a requested CPU for an hour")
     gib_hour: float = Field(ge=0, description="price of a requested GiB of memory for an hour")
@@ -38,7 +36,7 @@ class Rate(Section):
 
 
 class Selector(Section):
-    """Conditions on the node selection of a pod, which must all hold."""
+    """Conditions on the node selection of a pod. A pod matches if all of them hold."""
 
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -51,7 +49,7 @@ class Selector(Section):
     resource: str = Field("", description="device that the pod requests, such as nvidia.com/gpu")
 
     def conditions(self) -> set[tuple[str, str, str]]:
-        """Return the conditions as comparable values."""
+        """Return the conditions as a set, for comparison with other selectors."""
         conditions = {("label", *item) for item in self.labels.items()}
         conditions.update({("toleration", *item) for item in self.tolerations.items()})
         return conditions | ({("resource", self.resource, "")} if self.resource else set())
@@ -89,7 +87,7 @@ class Prices(Section):
 
     @classmethod
     def load(cls, root: Path) -> Self | None:
-        """Return the prices of the project `root`; None without a file. Raises ConfigError."""
+        """Read the prices of the project in `root`; None without a file. Raises ConfigError."""
         file = root / FILE
         if not file.is_file():
             return None
@@ -102,8 +100,9 @@ class Prices(Section):
         return cls.parse(values, str(file))
 
     @classmethod
-    def parse(cls, values: Any, origin: str) -> Self:
-        """Validate prices as plain data. Raises ConfigError with `origin` and the wrong key."""
+    def parse(cls, values: object, origin: str) -> Self:
+        """Validate the content of prices.yaml. Raises ConfigError that names `origin` and the
+        key."""
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{origin} must be a mapping of keys: `rekindle init` creates a project with an"
@@ -162,7 +161,7 @@ class Prices(Section):
             self.pod_cost(pod, 0.0)
 
     def classify(self, pod: Pod) -> str:
-        """Return the name of the class of a pod's node. Raises ConfigError if two classes match."""
+        """Return the name of the node class of a pod. Raises ConfigError if two classes match."""
         names = [
             name
             for name, item in self.classes.items()
@@ -183,7 +182,7 @@ class Prices(Section):
         """Return True if a pod runs on spot nodes."""
         return any(selector.matches(pod) for selector in self.spot)
 
-    def cost(
+    def price_resources(
         self,
         name: str,
         spot: bool,
@@ -191,8 +190,8 @@ class Prices(Section):
         gib_seconds: float,
         gpu_seconds: float = 0.0,
     ) -> float:
-        """Return the cost of resources on nodes of the class `name`. Raises ConfigError without a
-        price."""
+        """Return the cost of resources on nodes of the class `name`. Raises ConfigError if the
+        class has no spot price."""
         item = self.classes[name]
         rate = item.spot if spot else item.on_demand
         if rate is None:
@@ -205,17 +204,17 @@ class Prices(Section):
         ) / HOUR_S
 
     def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a pod for some seconds; `spot`: on spot nodes or not (None: as the pod
-        selects)."""
+        """Return the cost of a pod that runs for `seconds`. `spot`: whether on spot nodes (None: by
+        the pod's node selection)."""
         is_spot = self.is_spot(pod) if spot is None else spot
         cpu_seconds, gib_seconds, _ = pod.resource_seconds(seconds)
-        return self.cost(
-            self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.gpus(pod) * seconds
+        return self.price_resources(
+            self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.count_gpus(pod) * seconds
         )
 
-    def gpus(self, pod: Pod) -> float:
-        """Return the number of GPUs of a pod; without a known one, of the devices that the selector
-        of its class names.
+    def count_gpus(self, pod: Pod) -> float:
+        """Return the number of GPUs of a pod. If it has no known GPU, count the devices that the
+        selector of its class names.
 
         Raises ConfigError if two classes match.
         """

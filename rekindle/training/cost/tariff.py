@@ -1,16 +1,17 @@
-"""The prices of a run and the pods of its trainings, from the run's manifest."""
+"""The prices and the pods of each training of a run, from the run's manifest."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
 
+from argolocal.manifest.types import Manifest
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.sections import Section
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Manifest, Pod
+from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
 LAUNCHER = "rekindle.training.launch.launcher"
@@ -19,7 +20,7 @@ TRIAL_STEP = "steps.search.trial"
 
 
 class Tariff(Section):
-    """The prices of one training, and its pods."""
+    """The prices and the pods of one training."""
 
     prices: Prices
     workers: dict[str, Pod] = Field(
@@ -33,13 +34,14 @@ class Tariff(Section):
         return self.workers[next(roles, [*self.workers][-1])]
 
     def worker_cost(self, name: str, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a worker; the workers of a pod with several GPUs share its cost."""
+        """Return the cost of a worker that runs for `seconds`. The workers of a pod, one per GPU,
+        share the cost of the pod."""
         pod = self.worker_pod(name)
-        return self.prices.pod_cost(pod, seconds / max(1.0, self.prices.gpus(pod)), spot)
+        return self.prices.pod_cost(pod, seconds / max(1.0, self.prices.count_gpus(pod)), spot)
 
 
-def recorded_manifest(workflow: Manifest) -> Manifest:
-    """Return the manifest that a run has recorded as a parameter, else the workflow itself."""
+def read_recorded_manifest(workflow: Manifest) -> Manifest:
+    """Return the manifest in the workflow parameter `manifest`; without it, the workflow itself."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
     try:
@@ -51,7 +53,7 @@ def recorded_manifest(workflow: Manifest) -> Manifest:
         return workflow
 
 
-def prices_of(manifest: Manifest) -> Prices | None:
+def read_prices(manifest: Manifest) -> Prices | None:
     """Return the prices in a recorded manifest. Raises ConfigError."""
     text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
     if text:
@@ -59,13 +61,14 @@ def prices_of(manifest: Manifest) -> Prices | None:
     return None
 
 
-def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> dict[str, Tariff]:
-    """Return the tariff of each training in `tasks`; without prices or pods, the training is left
-    out."""
+def build_tariffs(
+    manifest: Manifest, prices: Prices | None, tasks: Iterable[str]
+) -> dict[str, Tariff]:
+    """Return the tariff of each training task that has prices and pods, by task."""
     templates = manifest["spec"].get("templates") or []
     if prices:
         replicas = [
-            item for template in templates for item in pod_requests.object_replicas(template)
+            item for template in templates for item in pod_requests.list_object_replicas(template)
         ]
     else:
         replicas = []
@@ -87,11 +90,12 @@ def tariffs(manifest: Manifest, prices: Prices | None, tasks: Iterable[str]) -> 
     return result
 
 
-def trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
-    """Return the tariff of the trials of a sweep; each trial trains alone in a pod."""
+def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
+    """Return the tariff of the trials of a sweep, each of which trains in a single pod; None
+    without prices or without such a pod."""
     for template in manifest["spec"].get("templates") or []:
         container: Mapping[str, Any] = template.get("container") or {}
-        pod = pod_requests.of_template(template)
+        pod = pod_requests.read_template_pod(template)
         if (
             prices
             and pod

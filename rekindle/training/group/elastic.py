@@ -1,4 +1,5 @@
-"""A group whose members join and leave in generations, published by the coordinator."""
+"""A group whose members join and leave: the coordinator publishes each new group as a
+generation."""
 
 import os
 import threading
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
@@ -18,31 +19,32 @@ from rekindle.training.group.interruptible import InterruptibleCaller, release_i
 from rekindle.training.group.process_group import (
     CONNECT_TIMEOUT,
     GroupView,
-    authenticate,
-    create,
+    Work,
+    authenticate_peers,
+    create_process_group,
     dist,
-    wait_for_works,
+    wait_for_collectives,
     world_size,
 )
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership.client import Client, report_error
-from rekindle.training.membership.completion import completed_model, open_store
+from rekindle.training.membership.completion import open_store, read_completed_model
 from rekindle.training.membership.protocol import Address, Members, coordinator_address
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.spec import Fingerprint, TrainingSpec
 
-# time to wait for the coordinator's word that the run is complete, per call of `finish`
+# time that each call of `finish` waits until the coordinator reports that the run is complete
 COMPLETE_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
 
 
 class ExchangeStore(dist.Store):
-    """The store of one generation for gloo and nccl; each key is written once. Keep a reference
-    while the group exists.
+    """The torch.distributed Store of one generation: members exchange their listening addresses
+    over their connections to the coordinator.
 
-    Members exchange their listening addresses over their connections to the coordinator: torch's
-    own TCPStore listens on every address, and any client may read, write and fill it.
+    Replaces torch's TCPStore, which listens on every address and lets any client read and write.
+    Each key is written once. Keep a reference to the store while its process group exists.
     """
 
     def __init__(self, client: Client, generation: int) -> None:
@@ -51,23 +53,24 @@ class ExchangeStore(dist.Store):
         self.generation = generation
 
     def set(self, key: str, value: bytes) -> None:
-        self.client.put(self.generation, key, bytes(value))
+        self.client.send_value(self.generation, key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self.client.values(self.generation, [key], CONNECT_TIMEOUT.total_seconds())[0]
+        seconds = CONNECT_TIMEOUT.total_seconds()
+        return self.client.wait_for_values(self.generation, [key], seconds)[0]
 
     def wait(self, keys: list[str], timeout: timedelta = CONNECT_TIMEOUT) -> None:
-        self.client.values(self.generation, keys, timeout.total_seconds())
+        self.client.wait_for_values(self.generation, keys, timeout.total_seconds())
 
     def check(self, keys: list[str]) -> bool:
-        return self.client.has(self.generation, keys)
+        return self.client.has_values(self.generation, keys)
 
     def clone(self) -> "ExchangeStore":
         return self  # nccl's watchdog calls this method
 
 
 class ElasticGroup:
-    """A Membership whose groups the coordinator publishes: the process group of the current
+    """A Membership whose groups the coordinator publishes. Holds the process group of the current
     generation."""
 
     can_shrink = True
@@ -76,13 +79,13 @@ class ElasticGroup:
         self,
         spec: TrainingSpec,
         coordinator: Address,
-        fingerprint: dict[str, Any],
+        fingerprint: Fingerprint,
         device: torch.device,
     ) -> None:
         self.device = device
         self.generation = 0
         self.is_complete = False
-        self.client = Client(*coordinator, fingerprint, lambda: bool(completed_model(spec)))
+        self.client = Client(*coordinator, fingerprint, lambda: bool(read_completed_model(spec)))
         self.client.on_abort = self._abort
 
         # the process group of the generation, which `_abort` ends from the client's thread
@@ -95,7 +98,7 @@ class ElasticGroup:
         self._waker: threading.Thread | None = None
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
-        self._drop()
+        self._release_process_group()
         self._wake_client_when(leaving)
 
         while published_group := self.client.wait_for_group(self.generation, step, leaving.is_set):
@@ -106,7 +109,7 @@ class ElasticGroup:
 
             if len(members) > 1:
                 try:
-                    pg, group_sockets = self._build(rank, members)
+                    pg, group_sockets = self._build_process_group(rank, members)
                 except (OSError, RuntimeError) as error:
                     self.report_failure(error)
                     continue
@@ -115,11 +118,12 @@ class ElasticGroup:
                 self._pg = pg
                 self._sockets = group_sockets
 
-            # an abort may have come before there was a group that it could end
+            # the generation may have been aborted before this group was stored, where `_abort`
+            # finds it
             if not self.aborted():
                 return GroupView(rank, len(members), pg)
 
-            self._drop()
+            self._release_process_group()
 
         self.is_complete = self.client.is_complete
         return None
@@ -139,18 +143,18 @@ class ElasticGroup:
     def run(self, call: Callable[[], T]) -> T:
         return self._caller.run(call)
 
-    def wait(self, *works: Any) -> None:
-        # nccl's `wait` returns immediately, and `abort` ends the collective
+    def wait(self, *works: Work) -> None:
+        # nccl's `wait` returns immediately, and its `abort` ends a collective
         if self.device.type == "cuda":
-            wait_for_works(works)
+            wait_for_collectives(works)
         else:
-            self.run(lambda: wait_for_works(works))
+            self.run(lambda: wait_for_collectives(works))
 
     def report_failure(self, error: Exception) -> None:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise error
 
-        # after an abort, the cause is already known and logged by the coordinator
+        # after an abort, the coordinator has already logged the cause
         if not self.aborted():
             first_line = str(error).partition("\n")[0]
             say(f"generation {self.generation} broke: {first_line[:300]}")
@@ -162,54 +166,54 @@ class ElasticGroup:
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
         self.client.report_error(message, code, temporary=temporary)
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: object) -> None:
         self.client.note(event, **fields)
 
     def finish(self, sha256: str, step: int) -> bool:
         if sha256:
             self.client.send({"done": sha256})
-        self.is_complete = self.client.wait_complete(self.generation, COMPLETE_TIMEOUT_S)
+        self.is_complete = self.client.wait_until_complete(self.generation, COMPLETE_TIMEOUT_S)
         return self.is_complete
 
     def _wake_client_when(self, leaving: threading.Event) -> None:
-        """End waits for the coordinator once `leaving` is set."""
+        """Start a thread that ends waits for the coordinator once `leaving` is set."""
         if self._waker:
             return
 
         def wake() -> None:
             leaving.wait()
-            self.client.wake()
+            self.client.notify_waiters()
 
         self._waker = threading.Thread(target=wake, daemon=True)
         self._waker.start()
 
-    def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """Build and return the process group, and its sockets. Raises RuntimeError after a failure
+    def _build_process_group(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
+        """Build the process group; return it and its sockets. Raises RuntimeError after a failure
         or an abort."""
         generation = self.generation
         store = ExchangeStore(self.client, generation)
         self._store = store
 
         def build() -> tuple[Any, dict[int, str]]:
-            earlier_sockets = sockets.open_sockets()
-            pg = create(store, rank, len(members), self.device, self.client.address)
-            new_sockets = dict(sockets.open_sockets().items() - earlier_sockets.items())
+            earlier_sockets = sockets.list_open_sockets()
+            pg = create_process_group(store, rank, len(members), self.device, self.client.address)
+            new_sockets = dict(sockets.list_open_sockets().items() - earlier_sockets.items())
 
             addresses = {address for _, address in members}
             coordinator_port = self.client.coordinator[1]
-            group_sockets = sockets.peer_sockets(addresses, new_sockets, coordinator_port)
+            group_sockets = sockets.find_peer_sockets(addresses, new_sockets, coordinator_port)
 
-            # nccl's connections start with a number that only members know
+            # nccl authenticates its connections with a number that only members know
             if self.device.type == "cuda":
                 return pg, group_sockets
 
-            # all members are connected by now, and gloo would accept any process
-            sockets.stop_listening(new_sockets, self.client.address)
+            # all members are connected now, and gloo would accept connections of any process
+            sockets.close_listeners(new_sockets, self.client.address)
             try:
-                authenticate(pg, rank, [id for id, _ in members], generation)
+                authenticate_peers(pg, rank, [id for id, _ in members], generation)
             except RuntimeError:
-                # without this call, the group's destructor might block
-                sockets.shut_down(group_sockets)
+                # otherwise the destructor of the process group might block
+                sockets.shut_down_sockets(group_sockets)
                 raise
 
             return pg, group_sockets
@@ -217,64 +221,68 @@ class ElasticGroup:
         return self.run(build)
 
     def _abort(self) -> None:
-        """End the current collective. The client's thread calls this after a loss of a member."""
+        """End the current collective. The client's thread calls this method when the generation is
+        aborted."""
         with self._lock:
             if not self.aborted():
                 return
             if self._pg is not None:
-                self._unblock(self._pg)
+                self._unblock_collective(self._pg)
         self._caller.interrupt()
 
-    def _drop(self) -> None:
-        """Give up the process group, if there is one."""
+    def _release_process_group(self) -> None:
+        """Release the process group of the current generation, if it has one."""
         with self._lock:
             references = [self._pg]
             self._pg = None
             if references[0] is None:
                 return
             if self.aborted():
-                self._unblock(references[0])
+                self._unblock_collective(references[0])
         release_in_background(references)
 
-    def _unblock(self, pg: Any) -> None:
-        """End a blocked collective within milliseconds, even if its peer never answers."""
+    def _unblock_collective(self, pg: Any) -> None:
+        """End a blocked collective within milliseconds, even if a peer never answers."""
         with suppress(RuntimeError):
-            pg.abort()  # for nccl this call suffices; gloo ignores `abort`
-        still_open = self._sockets.items() & sockets.open_sockets().items()
-        sockets.shut_down(fd for fd, _ in still_open)
+            # suffices for nccl; gloo ignores `abort`, but fails when its sockets are shut down
+            pg.abort()
+        still_open = self._sockets.items() & sockets.list_open_sockets().items()
+        sockets.shut_down_sockets(fd for fd, _ in still_open)
         self._sockets = {}
 
 
-def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.device) -> Membership:
-    """Create the membership that the environment describes: by a coordinator, by torchrun, or of a
-    single process.
+def create_membership(
+    spec: TrainingSpec, fingerprint: Fingerprint, device: torch.device
+) -> Membership:
+    """Create the Membership that the environment variables describe: with a coordinator, under
+    torchrun, or of a single process.
 
-    Raises ConfigError if this machine does not match train.fingerprint; a coordinator makes this
-    check itself.
+    Without a coordinator, which makes this check itself, raises ConfigError if this machine does
+    not match train.fingerprint.
     """
-    coordinator = _coordinator()
+    coordinator = _find_coordinator()
     if coordinator:
         return ElasticGroup(spec, coordinator, fingerprint, device)
 
-    misfits = spec.misfits(fingerprint)
+    misfits = spec.find_fingerprint_mismatches(fingerprint)
     if misfits:
         raise ConfigError(
             f"this machine does not match train.fingerprint: its {', '.join(misfits)}. Use another"
             " machine, or change train.fingerprint (this changes the result)."
         )
 
-    is_first = whole_number("RANK", 0, 0, world_size() - 1) == 0
+    is_first = read_integer("RANK", 0, 0, world_size() - 1) == 0
     return StaticGroup(device, Ledger(open_store, spec.ledger) if is_first else None)
 
 
 def report_early_error(message: str, code: int, *, temporary: bool) -> None:
     """Report the error of a process that ends before it has joined a group."""
-    coordinator = _coordinator()
+    coordinator = _find_coordinator()
     if coordinator:
         report_error(coordinator, snapshot_file.worker_name(), message, code, temporary=temporary)
 
 
-def _coordinator() -> Address | None:
+def _find_coordinator() -> Address | None:
     """Return the coordinator's address; None under torchrun and for a single process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return coordinator_address()

@@ -1,16 +1,16 @@
-"""A process's membership of the workers that train together, as `TrainingGroup` sees it.
+"""The interface through which `TrainingGroup` joins other workers.
 
-`ElasticGroup` follows a coordinator, and its members come and go. `StaticGroup` is a single
-process, or the processes that torchrun has started. The order of calls: `form`, then for each step
-`report_step` and the collectives with `wait`. After a failed collective: `report_failure`, then
+`ElasticGroup` has a coordinator, and its members may change. `StaticGroup` is a single process, or
+the processes that torchrun has started. Order of the calls: `form`, then for each step
+`report_step`, and `wait` for its collectives. After a failed collective: `report_failure`, then
 `form` again. At the end: `finish` or `leave`.
 """
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from rekindle.training.group.process_group import GroupView
+from rekindle.training.group.process_group import GroupView, Work
 
 T = TypeVar("T")
 
@@ -18,13 +18,14 @@ T = TypeVar("T")
 class Membership(Protocol):
     """The connection of this process to the other workers."""
 
-    can_shrink: bool  # True if the other members can continue when a member leaves
+    can_shrink: bool  # True if the remaining members can continue when one leaves
     is_complete: bool  # True if the run is known to be complete
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
-        """Return the next group; None if `leaving` was set while waiting, or the run is complete.
+        """Wait for the next group and return it; return None once `leaving` is set or the run is
+        complete.
 
-        `step`: number of updates in this process's state; -1 if it has no state.
+        `step`: number of updates in the state of this process, or -1 without a state.
         """
         ...
 
@@ -33,55 +34,52 @@ class Membership(Protocol):
         ...
 
     def report_busy(self, busy: bool) -> None:
-        """Report that this healthy process does work other than steps, or that this work has
-        ended."""
+        """Report that this process is alive but makes no steps (`busy`), or that it makes steps
+        again."""
         ...
 
     def regroup_pending(self) -> bool:
-        """Return True if all members should stop after this step: workers want to join, or the run
-        is complete."""
+        """Return True if all members should stop after this step, because workers want to join or
+        the run is complete."""
         ...
 
     def aborted(self) -> bool:
-        """Return True if the group is known to be broken, or this process must exit with an error.
+        """Return True if this process knows that its group is broken, or must exit with an error.
 
-        Stays True until the next `form`.
+        The result stays True until the next `form`.
         """
         ...
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise the result of `call`. Raises RuntimeError once the group is known to be
-        broken."""
+        """Return the result of `call`. Raises RuntimeError as soon as this process knows that its
+        group is broken."""
         ...
 
-    def wait(self, *works: Any) -> None:
+    def wait(self, *works: Work) -> None:
         """Wait for collectives. Raises RuntimeError if one fails."""
         ...
 
     def report_failure(self, error: Exception) -> None:
-        """Report a failed collective. Raises the error if another group would fail, too, or cannot
-        be formed."""
+        """Report a failed collective. Raises `error` if another group cannot be formed, or would
+        fail in the same way."""
         ...
 
     def finish(self, sha256: str, step: int) -> bool:
-        """Report that all steps are done (rank 0 with the hash of its model). Return True once the
-        run is complete.
+        """Report that all `step` updates are done, and return True if the run is complete.
 
-        May block for some seconds. Call again while the result is False and no other group must be
-        formed.
+        `sha256`: hash of the weights that rank 0 has written, else "". May block for some seconds.
+        Call again while it returns False, unless another group must be formed.
         """
         ...
 
     def leave(self) -> None:
-        """Report that this process leaves before the end. No other call may follow, except
-        `note`."""
+        """Report that this process leaves before the end. Only `note` may be called after it."""
         ...
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """Report that this process ends with an error; `temporary`: because a service is
-        unavailable."""
+        """Report that this process ends with an error. `temporary`: a service is unavailable."""
         ...
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: object) -> None:
         """Record an event in the ledger without blocking."""
         ...

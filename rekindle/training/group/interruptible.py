@@ -1,9 +1,8 @@
 """Interruptible waits for calls that may never return.
 
-When a peer dies, gloo blocks until its timeout if it has received part of a message (shutting down
-its sockets does not help), or if the peer was a member of a group that is being built. So such a
-call runs in a separate thread. The wait for this thread can be interrupted; then the thread is
-abandoned.
+When a peer dies, a call of gloo blocks until its timeout if it has received part of a message (even
+if its sockets are shut down), or if it is building a group with that peer. So these calls run in a
+separate thread. An interrupted wait abandons the thread.
 """
 
 import sys
@@ -23,7 +22,7 @@ class GroupBroken(RuntimeError):
 
 
 class InterruptibleCaller:
-    """Runs one call at a time; `aborted` returns True if the call's result will never arrive."""
+    """Runs one call at a time. `aborted()` returns True if the call's result will never arrive."""
 
     def __init__(self, aborted: Callable[[], bool]) -> None:
         self.aborted = aborted
@@ -31,15 +30,17 @@ class InterruptibleCaller:
         self._pending_result: Future[Any] = Future()
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise the result of `call`. Raises GroupBroken after `interrupt`; the call may
-        continue."""
+        """Return the result of `call`, or raise its exception. Raises GroupBroken after
+        `interrupt`, while the call may continue in its thread."""
         self._pending_result = future = Future[T]()
         if self.aborted():
             raise GroupBroken
 
         if not self._calls:
             self._calls = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls,), name="calls", daemon=True).start()
+            threading.Thread(
+                target=_run_calls, args=(self._calls,), name="calls", daemon=True
+            ).start()
 
         self._calls.put((future, call))
         try:
@@ -51,29 +52,28 @@ class InterruptibleCaller:
 
     def interrupt(self) -> None:
         """End the current wait, from another thread."""
-        _resolve(self._pending_result, GroupBroken("the group is broken"))
+        _resolve_future(self._pending_result, GroupBroken("the group is broken"))
 
 
-def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+def _run_calls(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while item := calls.get():
-        fulfil(*item)
+        resolve_with_call(*item)
         del item  # the item may reference a group, whose destructor closes the group's connections
 
 
-def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+def resolve_with_call(future: Future[T], call: Callable[[], T]) -> None:
     """Resolve `future` with the result or the exception of `call`."""
     try:
-        _resolve(future, call())
+        _resolve_future(future, call())
     except BaseException as error:
-        _resolve(future, error)
+        _resolve_future(future, error)
     finally:
-        # the traceback of an error keeps this frame alive, and so would keep the references of
-        # `call`
+        # the traceback of an error keeps this frame, and without `del` the objects that `call` uses
         del future, call
 
 
-def _resolve(future: Future[Any], outcome: Any) -> None:
-    """Set the result or exception; the first outcome wins."""
+def _resolve_future(future: Future[T], outcome: T | BaseException) -> None:
+    """Set the result or the exception of a future, unless it already has one."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -81,12 +81,12 @@ def _resolve(future: Future[Any], outcome: Any) -> None:
             future.set_result(outcome)
 
 
-def release_in_background(references: list[Any]) -> None:
-    """Drop the only item of `references` on a daemon thread: a process group's destructor may block
-    on its threads."""
+def release_in_background(references: list[object]) -> None:
+    """Clear `references`, which holds one process group, in a daemon thread: the group's destructor
+    may block."""
 
     def release() -> None:
-        # wait for other references: the thread that drops the last one would block
+        # wait until no other reference is left: the thread that drops the last one would block
         while sys.getrefcount(references[0]) > 2:
             time.sleep(0.05)
         references.clear()

@@ -1,66 +1,74 @@
-"""torch's process groups, gloo or nccl, built directly on a store without global state, which takes
-milliseconds."""
+"""Creates torch's process groups (gloo, nccl) on a store, within milliseconds and without global
+state."""
 
 import hmac
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
 
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import say
-from rekindle.training.group.sockets import route_to
-from rekindle.training.membership.handshake import proof, run_secret
+from rekindle.training.group.sockets import find_local_address
+from rekindle.training.membership.handshake import compute_proof, read_run_secret
 from rekindle.training.membership.protocol import coordinator_port
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to members that are alive
-# time limit of a collective; lost peers are detected earlier, by a closed connection or silence
-TIMEOUT = timedelta(minutes=10)
+CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to live members
+# time limit of a collective; a lost peer is noticed earlier, by its closed connection or silence
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MAX_PROCESSES = 1_000_000
+
+
+class Work(Protocol):
+    """A collective in progress, as torch returns it."""
+
+    def wait(self, timeout: timedelta, /) -> object: ...
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """One group as this process sees it: rank, size, and the process group (None for a single
-    process)."""
+    """One group from the view of this process: its rank, the group's size, and torch's process
+    group (None for a single process)."""
 
     rank: int
     size: int
     pg: Any = None
 
 
-def create(store: Any, rank: int, size: int, device: torch.device, address: str) -> Any:
+def create_process_group(
+    store: Any, rank: int, size: int, device: torch.device, address: str
+) -> Any:
     """Create a process group on `store`; the other members reach this process at `address`."""
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = TIMEOUT
+        options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = CONNECT_TIMEOUT
     options._threads = 1
     pg = dist.ProcessGroupGloo(store, rank, size, options)
-    pg._set_default_timeout(TIMEOUT)
+    pg._set_default_timeout(COLLECTIVE_TIMEOUT)
     return pg
 
 
-def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
-    """Check that each peer knows the run's secret: gloo accepts the first process that connects.
+def authenticate_peers(pg: Any, rank: int, ids: list[str], generation: int) -> None:
+    """Exchange proofs that each peer knows the run's secret, since gloo accepts any process.
 
-    Raises RuntimeError.
+    Raises RuntimeError if a proof is wrong.
     """
-    secret = run_secret()
+    secret = read_run_secret()
     own_id = ids[rank]
     sender = f"member {generation}"
 
-    own_proofs = [proof(secret, sender, own_id, peer).encode() for peer in ids]
-    expected_proofs = b"".join(proof(secret, sender, peer, own_id).encode() for peer in ids)
+    own_proofs = [compute_proof(secret, sender, own_id, peer).encode() for peer in ids]
+    expected_proofs = b"".join(compute_proof(secret, sender, peer, own_id).encode() for peer in ids)
 
     proof_bytes = torch.frombuffer(bytearray(b"".join(own_proofs)), dtype=torch.uint8)
     received_proofs = torch.empty_like(proof_bytes)
@@ -72,23 +80,23 @@ def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
         )
 
 
-def wait_for_works(works: Iterable[Any]) -> None:
+def wait_for_collectives(works: Iterable[Work]) -> None:
     """Wait for collectives. Raises RuntimeError if one fails."""
     for work in works:
-        work.wait(TIMEOUT)
+        work.wait(COLLECTIVE_TIMEOUT)
 
 
 def world_size() -> int:
     """Return the number of processes under torchrun; 1 without torchrun. Raises ConfigError."""
-    return whole_number("WORLD_SIZE", 1, 1, MAX_PROCESSES)
+    return read_integer("WORLD_SIZE", 1, 1, MAX_PROCESSES)
 
 
-def from_torchrun(device: torch.device) -> GroupView:
+def join_torchrun_group(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
-    # torch raises errors without the name of the variable
-    whole_number("RANK", 0, 0, world_size() - 1)
+    # checked here, because torch's errors do not name the variable
+    read_integer("RANK", 0, 0, world_size() - 1)
     coordinator_port()
-    has_several_nodes = whole_number("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
+    has_several_nodes = read_integer("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
     if (
         has_several_nodes
         and os.environ.get("RANK") == "0"
@@ -100,8 +108,10 @@ def from_torchrun(device: torch.device) -> GroupView:
             " of every agent."
         )
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    address = os.environ.get("PET_LOCAL_ADDR") or route_to(os.environ["MASTER_ADDR"])
+    store, rank, size = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    address = os.environ.get("PET_LOCAL_ADDR") or find_local_address(os.environ["MASTER_ADDR"])
     return GroupView(
-        rank, size, create(dist.PrefixStore("rekindle", store), rank, size, device, address)
+        rank,
+        size,
+        create_process_group(dist.PrefixStore("rekindle", store), rank, size, device, address),
     )

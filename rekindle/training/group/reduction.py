@@ -1,9 +1,9 @@
-"""The sum of all virtual workers' gradients: bit for bit the sum that one process computes.
+"""Sums the gradients of all virtual workers, with the same bits for any number of processes.
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other
-process its slice of these sums, and finishes the tree for its own slice; then the slices are
-gathered. The exchange sends as much data as an all-reduce. The gradients are followed by buffer
-changes and validation results, if any, and by CONTROLS numbers: the loss and three control flags.
+process that process's slice of these sums, and finishes the tree for its own slice; then all
+processes gather the slices. This sends as much data as an all-reduce. Buffer changes and validation
+sums, if any, follow the gradients, and then CONTROL_COUNT numbers: the loss and three requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from rekindle.training.group.process_group import GroupView
-from rekindle.training.group.tree import Block, Sum, blocks
+from rekindle.training.group.tree import LeafRange, TreeSum, rank_subtrees
 from rekindle.training.training_state import State
 
-CONTROLS = 4  # number of control values: the loss and the three Flags
+CONTROL_COUNT = 4  # number of control values: the loss and the three MemberRequests
 kernels: Any = torch  # the type stubs lack the fused operations
 
 
-class Flags(NamedTuple):
-    """The requests of a process to all members, summed with its gradients: each of its virtual
-    workers counts."""
+class MemberRequests(NamedTuple):
+    """The requests of a process to all members. They are summed like its gradients, once for each
+    of its virtual workers."""
 
     join: bool = False  # a worker wants to join
     leave: bool = False  # this process must leave
     save: bool = False  # a durable checkpoint is due after this step
 
 
-class Buffer(NamedTuple):
+class PartialSum(NamedTuple):
     """Memory for one partial sum."""
 
     flat: Tensor
@@ -38,8 +38,8 @@ class Buffer(NamedTuple):
 
 
 class Reduction:
-    """Computes the sums of one group, in buffers of its own: a broken group may still write to old
-    buffers.
+    """Computes the sums of one group. Each group needs a new Reduction, because a broken group may
+    still write to its buffers.
 
     `wait(*works)` waits for collectives, and raises RuntimeError if one fails.
     """
@@ -52,28 +52,28 @@ class Reduction:
         self._wait = wait
 
         padding = self.virtual_workers  # makes slices of equal size possible
-        self._total = torch.zeros(state.width + CONTROLS + padding, device=state.device)
+        self._total = torch.zeros(state.width + CONTROL_COUNT + padding, device=state.device)
         self._inbox = self._total.new_empty(0)
-        self._flags = Flags()
+        self._flags = MemberRequests()
         self._flag_values = self._total.new_tensor(self._flags)
-        self._pool = pool = list[Buffer]()
+        self._pool = pool = list[PartialSum]()
 
         # a function, not a method: a reference cycle would keep the process group alive
-        def add_buffers(first: Buffer, second: Buffer) -> Buffer:
+        def add_buffers(first: PartialSum, second: PartialSum) -> PartialSum:
             first.flat.add_(second.flat)
             pool.append(second)
             return first
 
-        self._sum = Sum[Buffer](self.virtual_workers, add_buffers)
+        self._sum = TreeSum[PartialSum](self.virtual_workers, add_buffers)
 
-    def set_flags(self, flags: Flags) -> None:
-        """Set the flags that this process contributes in this step."""
+    def set_flags(self, flags: MemberRequests) -> None:
+        """Set the requests of this process in this step."""
         if flags != self._flags:
             self._flags = flags
             self._flag_values = self._total.new_tensor(flags)
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and summands (see `State.summands`)."""
+        """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
         values = [*summands, loss.detach(), self._flag_values]
         end = virtual_worker + 1
 
@@ -83,25 +83,25 @@ class Reduction:
             kernels._foreach_add_(buffer.views, values)
         else:
             start = virtual_worker
-            buffer = self._pool.pop() if self._pool else self._new_buffer()
+            buffer = self._pool.pop() if self._pool else self._allocate_partial_sum()
             kernels._foreach_copy_(buffer.views, values)
 
-        self._sum.push((start, end), buffer)
+        self._sum.add_value((start, end), buffer)
 
-    def total(self) -> Tensor:
-        """Return the sum over all virtual workers, flat [state.width + CONTROLS, ...], valid until
-        the next `add`."""
-        partial_sums = self._sum.take()
+    def reduce(self) -> Tensor:
+        """Return the sum over all virtual workers, flat [state.width + CONTROL_COUNT]. It is valid
+        until the next `add`."""
+        partial_sums = self._sum.take_partial_sums()
         self._pool += [buffer for _, buffer in partial_sums]
 
-        width = self.state.width + CONTROLS
+        width = self.state.width + CONTROL_COUNT
         size = self.view.size
 
         if not self.view.pg:
             return partial_sums[0][1].flat[:width]
 
-        blocks_by_rank = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
-        # the sum of two addends does not depend on their order
+        blocks_by_rank = [rank_subtrees(self.virtual_workers, size, rank) for rank in range(size)]
+        # an all-reduce is exact here: the sum of two addends does not depend on their order
         has_two_addends = size == 2 and all(len(rank_blocks) == 1 for rank_blocks in blocks_by_rank)
         if self.exact and not has_two_addends:
             sums_of_blocks = [(block, buffer.flat) for block, buffer in partial_sums]
@@ -116,24 +116,24 @@ class Reduction:
 
     def _reduce_exactly(
         self,
-        sums_of_blocks: list[tuple[Block, Tensor]],
-        blocks_by_rank: list[tuple[Block, ...]],
+        sums_of_blocks: list[tuple[LeafRange, Tensor]],
+        blocks_by_rank: list[tuple[LeafRange, ...]],
         width: int,
     ) -> Tensor:
-        """Exchange the partial sums by slice, finish the tree for our slice, and gather the
-        slices."""
+        """Exchange slices of the partial sums, finish the tree for the slice of this rank, and
+        gather the slices of all ranks."""
         rank = self.view.rank
         size = self.view.size
         pg = self.view.pg
         length = -(-width // size)
         own_slice = slice(rank * length, (rank + 1) * length)
         block_count = sum(len(peer_blocks) for peer_blocks in blocks_by_rank)
-        receive_buffers = self._receive_buffers(block_count, length)
+        receive_buffers = self._allocate_receive_buffers(block_count, length)
 
-        inbox: list[tuple[Block, Tensor]] = []
+        inbox: list[tuple[LeafRange, Tensor]] = []
         works = []
 
-        with self._coalesced():
+        with self._coalesce_transfers():
             for peer, peer_blocks in enumerate(blocks_by_rank):
                 if peer == rank:
                     inbox += [(block, flat[own_slice]) for block, flat in sums_of_blocks]
@@ -150,11 +150,11 @@ class Reduction:
 
         self._wait(*works)
 
-        tree = Sum[Tensor](self.virtual_workers, Tensor.add_)
+        tree = TreeSum[Tensor](self.virtual_workers, Tensor.add_)
         for block, piece in inbox:
-            tree.push(block, piece)
+            tree.add_value(block, piece)
 
-        ((_, own_total),) = tree.take()
+        ((_, own_total),) = tree.take_partial_sums()
 
         total = self._total[: length * size]
         self._wait(pg._allgather_base(total, own_total))
@@ -162,7 +162,7 @@ class Reduction:
         return total
 
     @contextmanager
-    def _coalesced(self) -> Iterator[None]:
+    def _coalesce_transfers(self) -> Iterator[None]:
         """Coalesce sends and receives: otherwise they deadlock in nccl."""
         if self.state.device.type == "cuda":
             self.view.pg._start_coalescing()
@@ -170,14 +170,14 @@ class Reduction:
         if self.state.device.type == "cuda":
             self.view.pg._end_coalescing(self.state.device).wait()
 
-    def _new_buffer(self) -> Buffer:
+    def _allocate_partial_sum(self) -> PartialSum:
         flat = torch.zeros_like(self._total)
         width = self.state.width
         loss = flat[width]
-        flags = flat[width + 1 : width + CONTROLS]
-        return Buffer(flat, [*self.state.summands(flat), loss, flags])
+        flags = flat[width + 1 : width + CONTROL_COUNT]
+        return PartialSum(flat, [*self.state.view_summands(flat), loss, flags])
 
-    def _receive_buffers(self, rows: int, length: int) -> Tensor:
+    def _allocate_receive_buffers(self, rows: int, length: int) -> Tensor:
         if self._inbox.numel() < rows * length:
             self._inbox = self._total.new_empty(rows * length)
         return self._inbox[: rows * length].view(rows, length)

@@ -1,5 +1,5 @@
-"""Find this process's sockets in /proc: gloo hides its sockets, and only shutting them down wakes a
-blocked call."""
+"""Finds the sockets of gloo in /proc, since gloo does not expose them: only their shutdown wakes a
+call that is blocked in gloo."""
 
 import os
 import socket
@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 
-def open_sockets() -> dict[int, str]:
-    """Return fd → socket inode (the inode detects a reused fd)."""
+def list_open_sockets() -> dict[int, str]:
+    """Return the inode of each open socket by its file descriptor; the inode shows if a descriptor
+    was reused."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor was just closed
@@ -17,15 +18,15 @@ def open_sockets() -> dict[int, str]:
     return {fd: link for fd, link in links.items() if link.startswith("socket:")}
 
 
-def peer_sockets(
+def find_peer_sockets(
     hosts: set[str], candidates: dict[int, str], coordinator_port: int
 ) -> dict[int, str]:
-    """Return the candidates that are connected to members; other sockets may be connected to the
-    object store, for example.
+    """Return those of the `candidates` that are connected to members, and not for example to the
+    object store.
 
-    The remote address identifies members that we connected to. A member that connected to us may
-    use any source address, so such a connection is identified by our listening address. Listening
-    sockets are excluded: gloo does not survive their shutdown.
+    If this process opened the connection, the remote address identifies the member. A member that
+    opened the connection may have any source address, so the local listening address identifies it.
+    Listening sockets are excluded: their shutdown crashes gloo.
     """
     connections = dict[int, tuple[Any, Any]]()
     listening_addresses = set[Any]()
@@ -44,7 +45,7 @@ def peer_sockets(
     }
 
 
-def shut_down(fds: Iterable[int]) -> None:
+def shut_down_sockets(fds: Iterable[int]) -> None:
     """Shut down both directions of these sockets, which wakes the threads that are blocked on
     them."""
     for fd in fds:
@@ -52,9 +53,9 @@ def shut_down(fds: Iterable[int]) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def stop_listening(fds: Iterable[int], address: str) -> None:
-    """Close the sockets that listen at `address`; their fd numbers stay in use until the owner
-    closes them."""
+def close_listeners(fds: Iterable[int], address: str) -> None:
+    """Stop the sockets that listen at `address`. Their file descriptors stay in use until their
+    owner closes them."""
     for fd in fds:
         with (
             suppress(OSError),
@@ -70,8 +71,8 @@ def stop_listening(fds: Iterable[int], address: str) -> None:
                 os.dup2(replacement.fileno(), fd, inheritable=False)
 
 
-def route_to(host: str) -> str:
-    """Return our address on the route to `host`; nothing is sent."""
+def find_local_address(host: str) -> str:
+    """Return the address of this machine on the route to `host`, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return probe.getsockname()[0]

@@ -9,13 +9,14 @@ import torch
 
 from rekindle.training.group.process_group import (
     GroupView,
-    from_torchrun,
-    wait_for_works,
+    Work,
+    join_torchrun_group,
+    wait_for_collectives,
     world_size,
 )
 from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 
-# time for the last events of a process that leaves: the checkpoint gets the rest
+# time to write the last events of a process that leaves; the checkpoint needs the remaining time
 LEAVE_TIMEOUT_S = 5.0
 MIN_STEP_EVENT_INTERVAL_S = 1.0
 
@@ -36,13 +37,13 @@ class StaticGroup:
         self._ledger = ledger
         self._step = -1
         self._step_event_time = 0.0
-        # events that `report_step` writes: before the first step, the prefix may belong to another
-        # run
+        # events before the first step, which `report_step` writes: until then, the prefix may
+        # belong to another run
         self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
         is_alone = world_size() == 1
-        view = GroupView(0, 1) if is_alone else from_torchrun(self.device)
+        view = GroupView(0, 1) if is_alone else join_torchrun_group(self.device)
 
         names = [f"rank{rank}" for rank in range(view.size)]
         for name in names:
@@ -63,7 +64,7 @@ class StaticGroup:
             self.note("step", step=step)
 
     def report_busy(self, busy: bool) -> None:
-        pass  # nobody waits for a sign of life
+        pass  # without a coordinator, no process waits for this report
 
     def regroup_pending(self) -> bool:
         return False
@@ -74,8 +75,8 @@ class StaticGroup:
     def run(self, call: Callable[[], T]) -> T:
         return call()
 
-    def wait(self, *works: Any) -> None:
-        wait_for_works(works)
+    def wait(self, *works: Work) -> None:
+        wait_for_collectives(works)
 
     def report_failure(self, error: Exception) -> None:
         raise error
@@ -86,7 +87,7 @@ class StaticGroup:
         return True
 
     def leave(self) -> None:
-        """Record that this process leaves before the end; torchrun learns it from the exit code."""
+        """Record that this process leaves before the end; its exit code tells torchrun."""
         self.note("drain", worker="rank0", name="rank0")
         self._close_ledger(LEAVE_TIMEOUT_S)
 

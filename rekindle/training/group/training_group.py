@@ -1,5 +1,5 @@
-"""The group as the training loop sees it: steps to do, our virtual workers, and one sum over all
-virtual workers.
+"""The interface of the training loop to its group: the next step, the virtual workers of this
+process, and the sum over all virtual workers.
 
     while group.start_step(end):
         for virtual_worker in group.virtual_workers:
@@ -13,23 +13,21 @@ virtual workers.
 
 What happens when a worker is killed:
 
-1. The kernel closes the killed process's connections. The coordinator (`membership/server.py`) sees
-   this, removes the
-   member (`membership/state_machine.py`), and tells the others that the generation is aborted.
+1. The kernel closes the connections of the killed process. The coordinator notices this
+   (`membership/server.py`), removes the member (`membership/state_machine.py`), and tells the
+   others that the generation is aborted.
 2. The client's thread (`membership/client.py`) receives the message and calls
-   `ElasticGroup._abort`, which shuts down
-   the group's sockets. The collective in which this process waits fails within milliseconds.
-3. `reduce` returns None: the failure is reported, the data loader goes back to the start of the
-   step, and the
-   reduction is replaced, which destroys the process group. The state is untouched: it changes only
-   after a sum.
-4. The loop calls `start_step` for the same step. `_form` joins the next generation, which the
-   coordinator publishes
-   when all survivors have reported, and `_agree` gives all members the newest state. The survivors
-   have equal states,
-   so nothing is sent, and the step is repeated with more virtual workers per process.
+   `ElasticGroup._abort`, which shuts down the group's sockets. The collective in which this process
+   waits fails within milliseconds.
+3. `reduce` reports the failure, restores the data loader to the start of the step, replaces the
+   reduction, which destroys the process group, and returns None. The training state is unchanged:
+   it changes only after a complete sum.
+4. The loop calls `start_step` for the same step. `_join_group` joins the next generation, which the
+   coordinator publishes when all survivors have reported, and `_adopt_newest_state` gives all
+   members the newest state. The survivors have equal states, so no state is sent, and they repeat
+   the step with more virtual workers per process.
 
-Four numbers are summed together with every gradient: the loss, and the flags "a worker wants to
+Four numbers are summed together with every gradient: the loss, and the requests "a worker wants to
 join", "a worker must leave" and "make a durable checkpoint after this step" (set by rank 0).
 """
 
@@ -46,17 +44,17 @@ from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.group.interface import Membership
 from rekindle.training.group.process_group import GroupView
-from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
-from rekindle.training.group.tree import share
+from rekindle.training.group.reduction import CONTROL_COUNT, MemberRequests, Reduction
+from rekindle.training.group.tree import rank_leaves
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.training_state import State
 
-ALONE = RankSize(rank=0, size=1)
+SINGLE_PROCESS = RankSize(rank=0, size=1)
 
 
 @dataclass(frozen=True)
-class Position:
-    """The state that one member has when a group is formed."""
+class MemberState:
+    """The step and the origin of the state that a member has when a group is formed."""
 
     step: int  # number of updates; -1 without a state
     is_from_group: bool  # False: the state is the snapshot of a previous process
@@ -64,8 +62,8 @@ class Position:
 
 
 class TrainingGroup:
-    """The processes that train together now. Rank 0 restores from `checkpoints` when no member has
-    a state."""
+    """The processes that train together. If no member was training, rank 0 restores the state from
+    `checkpoints`."""
 
     def __init__(
         self,
@@ -86,7 +84,8 @@ class TrainingGroup:
         self.rank = 0
         self.size = 0
         self._reduction = Reduction(state, membership.wait)
-        self.last_place = ALONE  # in the group that completed the last step
+        # rank and size of this process's group at the last completed step
+        self.last_place = SINGLE_PROCESS
 
         # results of the last step
         self.loss = 0.0
@@ -94,8 +93,8 @@ class TrainingGroup:
         self.stopped = False  # True if this process leaves before the last step
 
         # how this process leaves
-        self.last_copy = False  # True if perhaps no surviving member holds the state
-        # True if the other members, without knowing that this process leaves, may wait for it
+        self.last_copy = False  # True if this process may hold the only copy of the state
+        # True if other members may wait for this process, because they do not know that it leaves
         self.others_may_wait = False
         self._wants_to_leave = False
 
@@ -104,13 +103,14 @@ class TrainingGroup:
         self._loader_state = b""  # state of the data loader before this step
 
     def start_step(self, end: int) -> bool:
-        """Join a group if there is none, and announce the next step, which is `state.step`.
+        """Join a group unless this process is in one, and announce the next step, `state.step`.
 
-        Return False if `end` updates are completed, or this process must leave (`stopped`).
+        Return False if training has ended, after `end` updates at the latest, or if this process
+        must leave (`stopped`).
         """
-        if self.size == 0 and not self.stopped and not self._form():
-            self.abandon()
-        if self.stopped or self.state.finished(end):
+        if self.size == 0 and not self.stopped and not self._join_group():
+            self.leave_without_agreement()
+        if self.stopped or self.state.is_finished(end):
             return False
 
         self._loader_state = self.loader.dump()
@@ -118,10 +118,10 @@ class TrainingGroup:
         self.membership.report_step(self.state.step)
 
         self._reduction.set_flags(
-            Flags(
+            MemberRequests(
                 join=self.membership.regroup_pending(),
                 leave=self._wants_to_leave,
-                save=self.rank == 0 and self.checkpoints.due(),
+                save=self.rank == 0 and self.checkpoints.is_due(),
             )
         )
 
@@ -130,7 +130,7 @@ class TrainingGroup:
     @property
     def virtual_workers(self) -> range:
         """The virtual workers of this process in this step."""
-        return share(self.total_virtual_workers, self.size, self.rank)
+        return rank_leaves(self.total_virtual_workers, self.size, self.rank)
 
     @property
     def is_broken(self) -> bool:
@@ -138,54 +138,56 @@ class TrainingGroup:
         return self.membership.aborted()
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and summands (see `State.summands`)."""
+        """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
         self._reduction.add(virtual_worker, loss, summands)
 
     def reduce(self) -> Tensor | None:
-        """Return the sum of all summands, flat [state.width], valid until the next `add`; None if
-        the group broke.
+        """Return the sum over all virtual workers, flat [state.width]; None if the group broke.
 
-        Call once per step, after `add` for each of `virtual_workers`.
+        The sum is valid until the next `add`. Call once per step, after `add` for each of
+        `virtual_workers`.
         """
         try:
             if self.is_broken:
                 raise RuntimeError("the group is broken")
 
-            total = self._reduction.total()
+            total = self._reduction.reduce()
         except torch.OutOfMemoryError:
             raise  # another group would run out of memory, too
         except RuntimeError as error:
             self.membership.report_failure(error)
-            self._reset()
-            self.undo()
+            self._leave_group()
+            self.restore_loader()
             self.checkpoints.record_loss()
 
             return None
 
         width = self.state.width
-        self._apply_controls(total[width : width + CONTROLS].tolist())
+        self._apply_controls(total[width : width + CONTROL_COUNT].tolist())
         return total[:width]
 
-    def undo(self) -> None:
-        """Restore the data loader's state from before this step, which will be repeated."""
+    def restore_loader(self) -> None:
+        """Restore the data loader to its state before this step, which will be repeated."""
         self.loader.load(self._loader_state)
 
-    def abandon(self) -> None:
-        """Leave without the agreement of the other members, which may or may not continue."""
+    def leave_without_agreement(self) -> None:
+        """Leave without the agreement of the other members."""
         self.stopped = True
         self.last_copy = True
         self.others_may_wait = self.last_place.size > 1 or not self._is_from_group
-        self.last_place = ALONE
+        self.last_place = SINGLE_PROCESS
 
-    def finish(self, write: Callable[[], str]) -> bool:
-        """Write the result (rank 0) after the last step. Return False if another group must be
-        formed."""
-        self.membership.report_step(self.state.updates)
+    def finish(self, write_result: Callable[[], str]) -> bool:
+        """After the last step, let rank 0 write the result and wait until the run is complete.
+
+        Return False if another group must be formed first, or this process must leave.
+        """
+        self.membership.report_step(self.state.update_count)
         self.membership.report_busy(True)
-        sha256 = write() if self.rank == 0 else ""
+        sha256 = write_result() if self.rank == 0 else ""
         self.membership.report_busy(False)
 
-        while not self.membership.finish(sha256, self.state.updates):
+        while not self.membership.finish(sha256, self.state.update_count):
             self.stopped = self.leaving.is_set()
             if self.stopped or self.membership.regroup_pending():
                 self.size = 0
@@ -194,8 +196,8 @@ class TrainingGroup:
         return True
 
     def _apply_controls(self, controls: list[float]) -> None:
-        """Apply the summed controls. All members see the same sums, so they stop after the same
-        step."""
+        """Apply the summed control values. All members get the same sums, so they stop after the
+        same step."""
         loss, join, leave, save = controls
         self.loss = loss / self.total_virtual_workers
         self.saving = save > 0
@@ -210,10 +212,9 @@ class TrainingGroup:
         if join or leave:
             self.size = 0
 
-    def _form(self) -> bool:
-        """Join the next group and adopt the newest state of its members.
-
-        Return False if this process must leave instead.
+    def _join_group(self) -> bool:
+        """Join the next group and adopt the newest state of its members. Return False if this
+        process must leave instead.
         """
         while view := self.membership.form(self.state.step, self.leaving):
             if view.size > self.total_virtual_workers:
@@ -223,9 +224,9 @@ class TrainingGroup:
                     " (this changes the result)."
                 )
 
-            self.checkpoints.report()
+            self.checkpoints.send_early_events()
             try:
-                self._agree(view)
+                self._adopt_newest_state(view)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -240,15 +241,15 @@ class TrainingGroup:
 
         return False
 
-    def _agree(self, view: GroupView) -> None:
-        """Give all members the newest state that any member has, from training or from a snapshot
-        on its node.
+    def _adopt_newest_state(self, view: GroupView) -> None:
+        """Give all members the newest state of any member, from training or from the snapshot of a
+        previous process.
 
-        Within one run, equal steps have equal bits. If no member was training, rank 0 also checks
-        the object store.
+        Within one run, states of equal steps have equal bits. If no member was training, rank 0
+        looks for a newer checkpoint in the object store.
         """
         self._reduction.view = view
-        positions = self._exchange_positions(view)
+        positions = self._exchange_member_states(view)
         source = max(
             range(view.size),
             key=lambda rank: (positions[rank].step, positions[rank].is_from_group, -rank),
@@ -267,21 +268,21 @@ class TrainingGroup:
         self._is_from_group = True
         self.checkpoints.snapshot_crc = 0
 
-    def _exchange_positions(self, view: GroupView) -> list[Position]:
+    def _exchange_member_states(self, view: GroupView) -> list[MemberState]:
         """Return the positions of all members, by rank."""
-        own_values = self._position_tensor()
+        own_values = self._member_state_tensor()
         if not view.pg:
-            return [_position(own_values)]
+            return [_parse_member_state(own_values)]
 
         all_values = [own_values.clone() for _ in range(view.size)]
         self.membership.wait(view.pg.allgather([all_values], [own_values]))
-        return [_position(values) for values in all_values]
+        return [_parse_member_state(values) for values in all_values]
 
-    def _restore(self, view: GroupView, snapshot_step: int) -> Position:
-        """Let rank 0 load a durable checkpoint that is newer than `snapshot_step`; return rank 0's
-        position."""
+    def _restore(self, view: GroupView, snapshot_step: int) -> MemberState:
+        """Let rank 0 load a durable checkpoint if one is newer than `snapshot_step`; return the
+        MemberState of rank 0."""
         if view.rank == 0:
-            # the state may be large, or the object store unavailable
+            # loading takes long if the state is large or the object store is unavailable
             self.membership.report_busy(True)
             try:
                 self.checkpoints.restore(
@@ -290,13 +291,13 @@ class TrainingGroup:
             finally:
                 self.membership.report_busy(False)
 
-        values = self._position_tensor()
+        values = self._member_state_tensor()
         if view.pg:
             self.membership.wait(view.pg.broadcast(values, 0))
 
-        return _position(values)
+        return _parse_member_state(values)
 
-    def _position_tensor(self) -> Tensor:
+    def _member_state_tensor(self) -> Tensor:
         values = [self.state.step, self._is_from_group, self.checkpoints.snapshot_crc]
         return torch.tensor(values, device=self.state.device)
 
@@ -325,10 +326,10 @@ class TrainingGroup:
         state.step = step
 
     def _receive_buffer(self) -> Tensor:
-        """Return memory to receive a state.
+        """Return memory to receive a state in: separate memory if enough is free.
 
-        Our own state is kept until the new one is complete: the source may die, and an abandoned
-        broadcast may still write.
+        Then the current state stays intact if the source dies, or an abandoned broadcast still
+        writes.
         """
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
@@ -339,15 +340,14 @@ class TrainingGroup:
         self._is_from_group = False
         return state.memory
 
-    def _reset(self) -> None:
-        """Leave the group and replace the buffers: a broken group may still write into the old
-        buffers."""
+    def _leave_group(self) -> None:
+        """Leave a broken group and replace the buffers, to which it may still write."""
         self.size = 0
-        # dropping the old reduction destroys the process group, which closes its connections and
-        # wakes our peers
+        # the last reference to the process group is dropped: this closes its connections and wakes
+        # the peers
         self._reduction = Reduction(self.state, self.membership.wait)
 
 
-def _position(values: Tensor) -> Position:
+def _parse_member_state(values: Tensor) -> MemberState:
     step, is_from_group, crc = values.tolist()
-    return Position(step, bool(is_from_group), crc)
+    return MemberState(step, bool(is_from_group), crc)

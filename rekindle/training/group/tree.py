@@ -1,9 +1,10 @@
-"""The order of gradient additions: one fixed balanced binary tree over the virtual workers 0…V-1.
+"""The order in which gradients are added: a fixed balanced binary tree over the virtual workers
+0…V-1.
 
-Floating-point sums depend on their order. The order defined here is part of the result's
-definition, and does not depend on the number of processes: a node over [lo, hi) is the sum of its
-two children, which meet at lo + the largest power of two below hi-lo. A process with contiguous
-leaves can compute exactly the complete subtrees inside them.
+Floating-point sums depend on their order. This order does not depend on the number of processes: a
+node over the leaves [lo, hi) is the sum of its two children, which meet at lo + the largest power
+of two below hi-lo. A process with contiguous leaves computes the sums of the complete subtrees
+inside them.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,14 @@ from functools import cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# the leaves [lo, hi) that a partial sum covers: always one complete subtree
-Block = tuple[int, int]
+# the leaves [lo, hi) of a partial sum, which are one complete subtree
+LeafRange = tuple[int, int]
 
 
 @cache
-def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
-    """Return every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) +
-    [middle, hi)."""
+def list_inner_nodes(leaves: int) -> frozenset[tuple[int, int, int]]:
+    """Return the inner nodes of the tree over `leaves` leaves as (lo, middle, hi): the sum of [lo,
+    middle) and [middle, hi)."""
     nodes = set()
     pending_ranges = [(0, leaves)]
     while pending_ranges:
@@ -30,38 +31,37 @@ def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
     return frozenset(nodes)
 
 
-def share(leaves: int, size: int, rank: int) -> range:
-    """Return the contiguous leaves of process `rank` of `size` processes."""
+def rank_leaves(leaves: int, size: int, rank: int) -> range:
+    """Return the contiguous leaves of the process `rank` in a group of `size` processes."""
     return range(rank * leaves // size, (rank + 1) * leaves // size)
 
 
-class Sum(Generic[T]):
-    """Adds values in leaf order, each pair of sums as soon as both sums are complete, like a binary
-    counter.
+class TreeSum(Generic[T]):
+    """Adds values along the tree: each inner node as soon as both of its children are complete.
 
-    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for
-    any n contiguous leaves.
+    `add(a, b)` returns a+b and may reuse the memory of a and b. For n contiguous leaves, at most
+    2·log2(n)+1 partial sums exist at a time.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
-        self._joints = joints(leaves)
+        self._joints = list_inner_nodes(leaves)
         self._add = add
-        self.partial_sums: list[tuple[Block, T]] = []
+        self.partial_sums: list[tuple[LeafRange, T]] = []
 
-    def push(self, block: Block, value: T) -> None:
-        """Add the next value, whose block must start at the end of the previous block."""
+    def add_value(self, block: LeafRange, value: T) -> None:
+        """Add the next value; its leaves must follow those of the previous value."""
         while sibling := self.pop_sibling(block):
             value = self._add(sibling[1], value)
             block = (sibling[0][0], block[1])
         self.partial_sums.append((block, value))
 
-    def pop_sibling(self, block: Block) -> tuple[Block, T] | None:
-        """Remove and return the last partial sum, if it and `block` form a complete subtree."""
+    def pop_sibling(self, block: LeafRange) -> tuple[LeafRange, T] | None:
+        """Remove and return the last partial sum if it and `block` are the children of one node."""
         if self.partial_sums and (self.partial_sums[-1][0][0], *block) in self._joints:
             return self.partial_sums.pop()
         return None
 
-    def take(self) -> list[tuple[Block, T]]:
+    def take_partial_sums(self) -> list[tuple[LeafRange, T]]:
         """Remove and return the partial sums so far, in leaf order."""
         partial_sums = self.partial_sums
         self.partial_sums = []
@@ -69,9 +69,9 @@ class Sum(Generic[T]):
 
 
 @cache
-def blocks(leaves: int, size: int, rank: int) -> tuple[Block, ...]:
-    """Return the largest complete subtrees of process `rank` (which it sends), in leaf order."""
-    total = Sum[None](leaves, lambda _first, _second: None)
-    for leaf in share(leaves, size, rank):
-        total.push((leaf, leaf + 1), None)
-    return tuple(block for block, _ in total.take())
+def rank_subtrees(leaves: int, size: int, rank: int) -> tuple[LeafRange, ...]:
+    """Return the largest complete subtrees in the leaves of process `rank`, in leaf order."""
+    total = TreeSum[None](leaves, lambda _first, _second: None)
+    for leaf in rank_leaves(leaves, size, rank):
+        total.add_value((leaf, leaf + 1), None)
+    return tuple(block for block, _ in total.take_partial_sums())

@@ -1,26 +1,26 @@
-"""The memory cgroup of this container: its limit, and the number of OOM-killed processes."""
+"""The memory cgroup of this container: its limit, and its number of OOM-killed processes."""
 
 from contextlib import suppress
 from pathlib import Path
 
-from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
+from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
 
 MOUNT = Path("/sys/fs/cgroup")
 
 
-class Memory:
-    """The memory cgroup of this process, version 2 or 1."""
+class MemoryCgroup:
+    """The memory cgroup of this process, of cgroup version 2 or 1."""
 
     def __init__(self) -> None:
-        self._folder, self._version = _locate()
+        self._folder, self._version = _find_memory_cgroup()
 
     def count_oom_kills(self) -> int:
         """Return the number of processes OOM-killed since the container started."""
         with suppress(OSError, ValueError):
-            return oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
+            return count_oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
         return 0
 
-    def limit(self) -> str:
+    def format_limit(self) -> str:
         """Return the memory limit as text."""
         with suppress(OSError, ValueError):
             text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
@@ -30,14 +30,14 @@ class Memory:
         return "all of the node's memory"
 
 
-def _locate() -> tuple[Path, int]:
+def _find_memory_cgroup() -> tuple[Path, int]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
-        # if /proc shows the path on the node, the container's own group is at the mount point
-        # itself
+        # in a container, /proc may show the path on the node: then the container's cgroup is the
+        # mount point
         for folder in (mount / path.lstrip("/"), mount):
             if (folder / CGROUP_EVENTS[version]).exists():
                 return folder, version

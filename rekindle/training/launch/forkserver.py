@@ -1,12 +1,11 @@
-"""The process that forks the workers. Torch is already loaded in it, so a worker starts in
+"""The process that forks the workers. It has already imported torch, so a worker starts within
 hundredths of a second.
 
-    forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or
-    two
-    forkserver.send_spec(spec)               # the settings of all workers
-    forkserver.request(index)                # start a worker
-    forkserver.take_started()                # (index, pid) of new workers, when `forkserver.socket`
-    is readable
+    forkserver = Forkserver(slots, slot)   # forks the process, which imports torch (1 to 2 s)
+    forkserver.send_spec(spec)             # the settings of all workers
+    forkserver.request(index)              # starts a worker
+    forkserver.take_started()              # (index, pid) of new workers; call when
+                                           # `forkserver.socket` is readable
 
 A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets
 the worker's exit code, the worker is killed when the launcher dies, and it survives the death of
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import CodeError, RekindleError, RunAborted, StorageError, TrackingError
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.launch import signals
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ MAX_LAST_WORDS_BYTES = 64 << 10
 
 
 class WorkerSlot:
-    """Memory that survives a worker's death: its newest step, and its last words (an error or a
-    traceback)."""
+    """Memory that survives the death of a worker: its newest step, and its last words (an error
+    message or a traceback)."""
 
     def __init__(self) -> None:
         self.step = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
@@ -50,14 +50,15 @@ class WorkerSlot:
         self._file = os.memfd_create("last-words")
 
     def last_words(self) -> str:
-        """Return the last worker's report of why it ended, if any."""
+        """Return the error message or traceback of the last worker in this slot, or ""."""
         return os.pread(self._file, MAX_LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
 
     def write_last_words(self, text: str) -> None:
         os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS_BYTES:], 0)
 
     def attach(self) -> None:
-        """Use this slot in the current process; a crash also writes its traceback to the slot."""
+        """Let the current process write its newest step, and the traceback of a crash, to this
+        slot."""
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         signals.newest_step = self.step
@@ -65,11 +66,11 @@ class WorkerSlot:
 
 
 class Forkserver:
-    """The launcher's handle of the forkserver process."""
+    """The launcher's connection to the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], slot: WorkerSlot) -> None:
-        """`worker_slots`: slots of the workers, by index; `slot`: for the forkserver's last
-        words."""
+        """Fork the process. `worker_slots`: slots of the workers by index; `slot`: slot of the
+        forkserver itself."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()
@@ -78,7 +79,7 @@ class Forkserver:
         if self.pid == 0:
             try:
                 self.socket.close()
-                _serve(remote_socket, worker_slots, launcher_pid)
+                _run_forkserver(remote_socket, worker_slots, launcher_pid)
             except BaseException:
                 traceback.print_exc()
                 slot.write_last_words(traceback.format_exc())
@@ -98,7 +99,7 @@ class Forkserver:
         self._send(b"%d" % index)
 
     def take_started(self) -> list[tuple[int, int]]:
-        """Return (index, pid) of the workers started since the last call."""
+        """Return (index, pid) of the workers that have started since the last call."""
         workers = []
         with suppress(BlockingIOError, ConnectionError):
             while message := self.socket.recv(64):
@@ -108,7 +109,7 @@ class Forkserver:
         return workers
 
     def end(self) -> None:
-        """Kill the process, if it is still alive; the launcher reaps it."""
+        """Kill the forkserver process; the launcher reaps it."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -117,7 +118,7 @@ class Forkserver:
             self.socket.send(message)
 
 
-def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int) -> None:
+def _run_forkserver(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int) -> None:
     """Run the forkserver's main loop."""
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -126,15 +127,15 @@ def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int
     # a worker unblocks SIGTERM once it has a handler
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     die_with_parent(launcher_pid)
-    # with more threads, numpy would start threads, which do not survive a fork
+    # with more, numpy would start threads, which do not exist after a fork
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # imports create no garbage, and garbage collections would take a quarter of the time
     gc.disable()
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
     spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
-    _preload(spec)
-    # without this call, a worker's garbage collector would write to every page and so copy it
+    _preload_modules(spec)
+    # otherwise a worker's garbage collector would write to every page, which copies the page
     gc.freeze()
     gc.enable()
 
@@ -142,8 +143,8 @@ def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int
         _fork_worker(connection, int(request), spec, slots, launcher_pid)
 
 
-def _preload(spec: "TrainingSpec") -> None:
-    """Load everything else that workers can inherit."""
+def _preload_modules(spec: "TrainingSpec") -> None:
+    """Import the modules and open the store that workers inherit."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
@@ -175,7 +176,7 @@ def _fork_worker(
 
         connection.close()
         if not os.read(reader, 1):
-            # the forkserver died; this is not an error of the worker
+            # the forkserver has died, which is not an error of the worker
             os._exit(exit_codes.TERMINATED)
 
         os.close(reader)
@@ -190,19 +191,19 @@ def _fork_worker(
 
 def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     from rekindle.step import fail
-    from rekindle.training.worker import work
+    from rekindle.training.worker import run_worker
 
     os.setsid()
 
     os.environ["LOCAL_RANK"] = str(index)
-    if index and (name := os.environ.get("POD_NAME")):
-        os.environ["POD_NAME"] = f"{name}/{index}"
+    if index and (name := os.environ.get(POD_NAME)):
+        os.environ[POD_NAME] = f"{name}/{index}"
 
     slot.attach()
     code = 1
 
     try:
-        work(spec)
+        run_worker(spec)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -232,5 +233,5 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
 
-        # our children are killed with us; waiting for them at exit could block forever
+        # exit without waiting for child processes, which may never end and are killed with this one
         os._exit(code)

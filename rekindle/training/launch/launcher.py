@@ -1,25 +1,24 @@
-"""The first process of a worker pod: starts and restarts the run's workers, and reports the outcome
-by its exit code.
+"""The first process of a worker pod: starts and restarts workers, and reports the outcome by its
+exit code.
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    exit of a worker               kind                  reaction of the launcher
-    0                              the run is complete   wait for the other workers to end; exit
-    code 0
-    78, 70, 65                     a permanent error     SIGTERM to the other workers; exit code 78,
-    70, 65
-    143, by SIGTERM, by SIGKILL    a preemption          restart, the first time immediately
-    no object store, no MLflow     temporary             restart
-    76                             workload's exception  restart; same exception without a newer
-    step: exit code 70
-    any other, OOM-killed          a bug                 restart; the third time without a newer
-    step: exit code 1
+    exit code of a worker     meaning                    reaction of the launcher
+    0                         the run is complete        wait for the other workers; exit with 0
+    78, 70, 65                a permanent error          SIGTERM to the other workers; exit with 78,
+                                                         70, 65
+    143, SIGTERM, SIGKILL     a preemption               restart, the first time immediately
+    75                        no object store or MLflow  restart
+    76                        exception of the workload  restart; exit with 70 if it occurs again
+                                                         without a newer step
+    any other, OOM-killed     a bug                      restart; exit with 1 after the third time
+                                                         without a newer step
 
 After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers,
-which leave after their step, and exits with 143 within $REKINDLE_GRACE (30) seconds.
-PET_NPROC_PER_NODE sets the number of workers, if it is a number; worker N gets LOCAL_RANK=N. This
-process imports no torch, forks workers from a process that has torch loaded (forkserver.py), reaps
-all orphans, and kills all its descendants when it exits.
+which leave after their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. If
+PET_NPROC_PER_NODE is a number, it is the number of workers; worker N gets LOCAL_RANK=N. This
+process imports no torch: it forks workers from a process that has imported it (forkserver.py). It
+reaps all orphans, and kills all its descendants when it exits.
 """
 
 import signal
@@ -41,11 +40,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import exit_codes, linux
-from argolocal.common.environment import whole_number
+from argolocal.common.environment import read_integer
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
-from rekindle.training.launch.cgroup import Memory
+from rekindle.training.launch.cgroup import MemoryCgroup
 from rekindle.training.launch.forkserver import (
     RUN_ABORTED,
     WORKLOAD_ERROR,
@@ -58,9 +58,10 @@ if TYPE_CHECKING:
 
 # the launcher gives up after this number of crashes without a newer step in between
 MAX_CRASHES = 3
-MAX_WORKERS = 1024  # number of workers of a pod
+MAX_WORKERS = 1024  # maximum number of workers of a pod
 MAX_RESTART_DELAY_S = 30.0
-COMPLETION_TIMEOUT_S = 15.0  # time that the other workers get to learn that the run is complete
+# time in which the other workers must notice that the run is complete
+COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT)
 NEVER = float("inf")
@@ -68,7 +69,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """Kind of a process's end, which determines its restart."""
+    """The kind of a process's exit, which determines its restart."""
 
     PREEMPTED = auto()
     UNAVAILABLE = auto()
@@ -82,13 +83,13 @@ EXIT_KINDS = {
     exit_codes.UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((exit_codes.TERMINATED, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-# seconds from the second exit to the restart; doubled after each further exit
+# delay of the restart after the second exit; it doubles after each further exit
 RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
 @dataclass
 class RestartBudget:
-    """The restarts of one process; only exits without a newer step in between count."""
+    """Limits the restarts of one process: only exits without a newer step in between count."""
 
     newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
@@ -128,7 +129,7 @@ class ProcessSlot:
 
 
 class SignalPipe:
-    """Collects signals; makes `reader` readable when one arrives."""
+    """Collects signals. The descriptor `reader` becomes readable when a signal arrives."""
 
     def __init__(self) -> None:
         self.reader, writer = os.pipe()
@@ -151,8 +152,8 @@ class Launcher:
     def __init__(self, signal_pipe: SignalPipe, workers: int) -> None:
         linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
         self.signals = signal_pipe
-        self.cgroup = Memory()
-        name = os.environ.get("POD_NAME") or socket.gethostname()
+        self.cgroup = MemoryCgroup()
+        name = os.environ.get(POD_NAME) or socket.gethostname()
         self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills = self.cgroup.count_oom_kills()
@@ -162,26 +163,27 @@ class Launcher:
         self._start_forkserver()
 
     def run(self, spec: "TrainingSpec") -> int:
-        """Run the workers until the run is complete or this pod cannot continue it; return the exit
+        """Run the workers until the run is complete or this pod must give up; return the exit
         code."""
         self.spec = spec
         self.forkserver.send_spec(spec)
 
         while self.exit_code is None or self._has_children():
-            self._start_due()
-            self._wait()
+            self._start_due_processes()
+            self._wait_for_event()
             if self.signals.take_received() & STOP_SIGNALS:
-                self._end(exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.grace())
+                self._shut_down(
+                    exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.read_grace_period()
+                )
 
             exits = self._reap()
-            # called after `_reap`, when the forkserver has announced the start of every reaped
-            # worker
+            # after `_reap`: the forkserver has announced every worker that could be reaped
             self._take_started()
             for pid, code in exits:
                 self._on_exit(pid, code)
 
             if time.monotonic() >= self.deadline:
-                self._kill()
+                self._kill_workers()
 
         return self.exit_code
 
@@ -192,7 +194,7 @@ class Launcher:
         self.forkserver_slot.pid = self.forkserver.pid
         self.forkserver_slot.start_time = NEVER
 
-    def _start_due(self) -> None:
+    def _start_due_processes(self) -> None:
         """Start the processes whose start time has come."""
         now = time.monotonic()
         if self.exit_code is not None:
@@ -205,7 +207,7 @@ class Launcher:
                 self.forkserver.request(index)
                 slot.start_time = NEVER
 
-    def _wait(self) -> None:
+    def _wait_for_event(self) -> None:
         """Wait for a signal, a new worker, the next start time or the deadline."""
         wake_times = [self.deadline]
         if self.exit_code is None:
@@ -223,15 +225,15 @@ class Launcher:
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
     def _reap(self) -> list[tuple[int, int]]:
-        """Reap exited children and kill their process groups; return (pid, exit code) of each; -N:
-        signal N."""
+        """Reap the children that have exited, and kill their process groups. Return (pid, exit
+        code) of each; the code -N is signal N."""
         exits = []
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 pid = child.si_pid
                 # the pid of a zombie is not reused
                 if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:
-                    _signal(-pid, signal.SIGKILL)
+                    _send_signal(-pid, signal.SIGKILL)
                 exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         return exits
 
@@ -240,7 +242,7 @@ class Launcher:
             self.slots[index].pid = pid
             self.starts += 1
             if self.exit_code is not None:
-                _signal(pid, signal.SIGTERM)
+                _send_signal(pid, signal.SIGTERM)
 
     def _on_exit(self, pid: int, code: int) -> None:
         if pid == self.forkserver_slot.pid:
@@ -255,11 +257,14 @@ class Launcher:
                 self._restart(slot, code, max(slot.memory.step[0] for slot in self.slots))
 
     def _restart(self, slot: ProcessSlot, code: int, step: int) -> None:
-        """Schedule a restart of an exited process, or end the launcher."""
+        """Schedule the restart of a process that has exited, or end the launcher."""
         kind, cause, last_words = self._classify_exit(slot, code)
 
         if code in FINAL_EXIT_CODES:
-            self._end(FINAL_EXIT_CODES[code], signals.grace() if code else COMPLETION_TIMEOUT_S)
+            self._shut_down(
+                FINAL_EXIT_CODES[code],
+                signals.read_grace_period() if code else COMPLETION_TIMEOUT_S,
+            )
         elif self.exit_code is None:
             delay = slot.budget.record_exit(
                 kind, step, last_words if code == WORKLOAD_ERROR else ""
@@ -275,23 +280,23 @@ class Launcher:
                 slot.start_time = time.monotonic() + delay
                 delay_text = f" in {delay:g} s" if delay else ""
                 say(f"{slot.name} {cause}: restarting it{delay_text}")
-                self._start_due()
+                self._start_due_processes()
 
             if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
-                # the process could not report the error itself
-                _report(slot.name, f"{cause}\n{last_words}", 1)
+                # the process was not able to report this error itself
+                _report_to_coordinator(slot.name, f"{cause}\n{last_words}", 1)
 
     def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
-        """Report why a process is not restarted, and end the launcher."""
+        """Report why the launcher does not restart a process, and end the launcher."""
         from rekindle.step import fail
 
         if code == WORKLOAD_ERROR:
             error = CodeError(f"twice without a newer step: {last_words}")
-            _report(slot.name, str(error), error.exit_code)
+            _report_to_coordinator(slot.name, str(error), error.exit_code)
             fail(error)
-            return self._end(error.exit_code, signals.grace())
+            return self._shut_down(error.exit_code, signals.read_grace_period())
         fail(RekindleError(f"{slot.name} {cause}. The last time:", *last_words.splitlines()))
-        self._end(1, signals.grace())
+        self._shut_down(1, signals.read_grace_period())
 
     def _classify_exit(self, slot: ProcessSlot, code: int) -> tuple[ExitKind, str, str]:
         """Return the kind of an exit, its cause as text, and the process's last words."""
@@ -312,17 +317,17 @@ class Launcher:
         if self.oom_kills > earlier_kills and code < 0:
             kind = ExitKind.BUG
             cause = "was OOM-killed"
+            limit = self.cgroup.format_limit()
             last_words = (
-                f"Its pod may use {self.cgroup.limit()}, including the hot snapshots in /dev/shm."
-                " Raise cluster.pods.train.memory, or lower train.batch_size (this changes the"
-                " result)."
+                f"Its pod may use {limit}, including the hot snapshots in /dev/shm. Raise"
+                " cluster.pods.train.memory, or lower train.batch_size (this changes the result)."
             )
 
         return kind, cause, last_words
 
-    def _end(self, code: int, seconds: float) -> None:
-        """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within
-        `seconds`."""
+    def _shut_down(self, code: int, seconds: float) -> None:
+        """Start no more processes, send SIGTERM to the workers unless `code` is 0, and let `run`
+        return `code` within `seconds`."""
         if self.exit_code in (None, exit_codes.TERMINATED) or code == 0:
             self.exit_code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
@@ -330,26 +335,27 @@ class Launcher:
             self.forkserver.end()
         for slot in self.slots:
             if code and slot.pid:
-                _signal(slot.pid, signal.SIGTERM)
+                _send_signal(slot.pid, signal.SIGTERM)
 
-    def _kill(self) -> None:
+    def _kill_workers(self) -> None:
         self.deadline = NEVER
         for slot in self.slots:
             if slot.pid:
                 say(f"{slot.name} is killed: it did not exit in time")
-                _signal(slot.pid, signal.SIGKILL)
+                _send_signal(slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
-        """Return True while children are alive; kill them when all workers have exited."""
-        children = _children()
+        """Return True while children are alive. Kills the remaining children once all workers have
+        exited."""
+        children = _list_children()
         if not self.forkserver_slot.pid and not any(slot.pid for slot in self.slots):
             for pid in children:
-                _signal(pid, signal.SIGKILL)
+                _send_signal(pid, signal.SIGKILL)
         return bool(children)
 
 
-def _report(name: str, message: str, code: int) -> None:
-    """Report to the coordinator, if the run has one, why a worker ends."""
+def _report_to_coordinator(name: str, message: str, code: int) -> None:
+    """Report to the coordinator, if the run has one, why a process ends."""
     from rekindle.training.membership.client import report_error
     from rekindle.training.membership.protocol import coordinator_address
 
@@ -358,7 +364,7 @@ def _report(name: str, message: str, code: int) -> None:
         report_error(coordinator, name, message, code, timeout=1)
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -370,7 +376,7 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _children() -> list[int]:
+def _list_children() -> list[int]:
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -380,11 +386,11 @@ def _children() -> list[int]:
 
 
 def count_workers() -> int:
-    """Return the number of workers of this pod, from the training operator's variable. Raises
-    ConfigError."""
+    """Return the number of workers of this pod from PET_NPROC_PER_NODE, which the training operator
+    sets. Raises ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     if text.isdecimal():
-        number = whole_number("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
+        number = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
     else:
         # words of torchrun, such as auto
         number = 1
@@ -397,10 +403,10 @@ def count_workers() -> int:
     return number
 
 
-def _must_not_start(signal_pipe: SignalPipe) -> bool:
-    """Wait while an interruption of this node is announced, since a worker would be lost. Return
-    True after SIGTERM."""
-    while notice.is_announced():
+def _wait_for_interruption(signal_pipe: SignalPipe) -> bool:
+    """Wait while the cloud announces an interruption of this node, on which workers would be lost.
+    Return True after SIGTERM."""
+    while notice.is_interruption_announced():
         say("this node is about to be interrupted: no worker is started on it")
         readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)
         if readable and signal_pipe.take_received() & STOP_SIGNALS:
@@ -410,34 +416,36 @@ def _must_not_start(signal_pipe: SignalPipe) -> bool:
 
 def main(argv: list[str]) -> int:
     signal_pipe = SignalPipe()
-    if _must_not_start(signal_pipe):
+    if _wait_for_interruption(signal_pipe):
         return exit_codes.TERMINATED
 
-    notice.watch()
+    notice.start_polling_process()
     try:
-        # torch is loaded while we parse the flags
+        # started first, so that the forkserver imports torch while this process parses the flags
         launcher = Launcher(signal_pipe, count_workers())
-        from rekindle.training.membership.handshake import run_secret
+        from rekindle.training.membership.handshake import read_run_secret
         from rekindle.training.membership.protocol import coordinator_address
         from rekindle.training.spec import TrainingSpec
 
-        signals.grace()
+        signals.read_grace_period()
 
         if coordinator_address():
-            run_secret()
+            read_run_secret()
 
         spec = TrainingSpec.from_flags(argv)
-        name = snapshot_file.run_name(spec.identity_hash(), spec.checkpoints)
-        snapshot_file.sweep(name)
+        name = snapshot_file.hash_run_name(spec.identity_hash(), spec.checkpoints)
+        snapshot_file.remove_stale_files(name)
         code = launcher.run(spec)
     except RekindleError as error:
         from rekindle.step import fail
 
-        _report(os.environ.get("POD_NAME") or socket.gethostname(), str(error), error.exit_code)
+        _report_to_coordinator(
+            os.environ.get(POD_NAME) or socket.gethostname(), str(error), error.exit_code
+        )
         return fail(error)
 
     if code in OBSOLETE_SNAPSHOT_CODES:
-        snapshot_file.discard(name)
+        snapshot_file.remove_run_files(name)
 
     return code
 

@@ -1,14 +1,12 @@
-"""Poll the cloud's spot-interruption notice, which precedes or replaces SIGTERM.
+"""Polls the cloud's notice of a spot interruption, which comes before SIGTERM or instead of it.
 
-    REKINDLE_NOTICE=aws      spot/instance-action of the instance, two minutes before the
-    interruption
-    REKINDLE_NOTICE=azure    a scheduled event Preempt of this machine, 30 seconds before the
-    interruption
+    REKINDLE_NOTICE=aws      instance metadata spot/instance-action, two minutes before
+    REKINDLE_NOTICE=azure    scheduled event Preempt of this machine, 30 seconds before
 
 `python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
-parent, the launcher, whose workers then leave after their step. An unreachable metadata service
-counts as no notice. Source: the clouds' documentation of spot interruption notices (IMDSv2; the
-instance's hop limit must admit pods) and of Scheduled Events.
+parent, the launcher, whose workers then leave after their step. While the metadata service cannot
+be reached, no notice exists. Sources: AWS, spot instance interruption notices (IMDSv2; the hop
+limit of the instance must admit pods); Azure, Scheduled Events.
 """
 
 import json
@@ -19,20 +17,20 @@ import time
 from http.client import HTTPConnection, HTTPException
 
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python
+from argolocal.common.processes import python_command
 from rekindle.errors import say
+from rekindle.kubernetes_names import REKINDLE_NOTICE
 
 # environment variable with the cloud (`aws` or `azure`) and, after a space, an address that
 # replaces METADATA_ADDRESS
-VARIABLE = "REKINDLE_NOTICE"
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0
 
 
-def is_announced() -> bool:
+def is_interruption_announced() -> bool:
     """Return True if this node is about to be interrupted."""
-    cloud, _, address = os.environ.get(VARIABLE, "").partition(" ")
+    cloud, _, address = os.environ.get(REKINDLE_NOTICE, "").partition(" ")
     try:
         return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](
             address or METADATA_ADDRESS
@@ -41,10 +39,10 @@ def is_announced() -> bool:
         return False
 
 
-def watch() -> None:
-    """Start the polling process, if REKINDLE_NOTICE is set."""
-    if os.environ.get(VARIABLE):
-        command = python("-m", "rekindle.training.launch.notice")
+def start_polling_process() -> None:
+    """Start the process that polls, if REKINDLE_NOTICE is set."""
+    if os.environ.get(REKINDLE_NOTICE):
+        command = python_command("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 
@@ -67,12 +65,12 @@ def _has_azure_notice(address: str) -> bool:
     events = json.loads(
         _request(address, "/metadata/scheduledevents?api-version=2020-07-01", headers)
     )["Events"]
-    # the service lists the events of the whole scale set
+    # the service also lists the events of other machines of the scale set
     return any(event["EventType"] == "Preempt" and name in event["Resources"] for event in events)
 
 
 def _request(address: str, path: str, headers: dict[str, str], method: str = "GET") -> str:
-    """Return the body of a response with status 200, or ""."""
+    """Return the body of the response, or "" if its status is not 200."""
     connection = HTTPConnection(address, timeout=REQUEST_TIMEOUT_S)
     try:
         connection.request(method, path, headers=headers)
@@ -86,10 +84,10 @@ def _request(address: str, path: str, headers: dict[str, str], method: str = "GE
 
 
 def main() -> None:
-    """Send SIGTERM to the parent after a notice."""
+    """Poll until a notice appears, then send SIGTERM to the parent process."""
     parent = os.getppid()
     die_with_parent(parent)
-    while not is_announced():
+    while not is_interruption_announced():
         time.sleep(POLL_INTERVAL_S)
     say("this node is about to be interrupted: its workers leave after their step")
     os.kill(parent, signal.SIGTERM)

@@ -1,9 +1,8 @@
-"""State shared by a worker and its launcher: a request to leave, the time left, and the newest
-step.
+"""SIGTERM and the time until SIGKILL in launchers and workers, and the newest step of a worker.
 
-A worker receives SIGTERM from its start, even while the main thread blocks in a collective. The
-children of a worker (such as a DataLoader's) ignore SIGTERM, which may be sent to the whole process
-group: the worker still needs them.
+A worker handles SIGTERM even while its main thread blocks in a collective. Its child processes,
+such as those of a DataLoader, ignore SIGTERM, which may be sent to the process group: the worker
+needs them until it has left.
 """
 
 import array
@@ -16,39 +15,43 @@ import threading
 import time
 
 from argolocal.common import exit_codes
-from argolocal.common.environment import seconds
+from argolocal.common.environment import read_seconds
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import say
+from rekindle.kubernetes_names import REKINDLE_GRACE
 
-GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
-DEFAULT_GRACE = 30.0  # of Kubernetes
-# shares of these seconds that the launcher and its workers may use
+DEFAULT_GRACE_S = 30.0  # default of Kubernetes (terminationGracePeriodSeconds)
+# shares of this time after which the launcher and its workers must have exited
 LAUNCHER_SHARE = 0.95
 WORKER_SHARE = 0.9
 
-# element 0 is the newest step of this process; a launcher shares this memory with the process
+# element 0 is the newest step of this process; WorkerSlot replaces it by memory that the launcher
+# can read
 newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
 
-def grace() -> float:
+def read_grace_period() -> float:
     """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
-    return seconds(GRACE, DEFAULT_GRACE, "Set it to the pod's terminationGracePeriodSeconds.")
+    return read_seconds(
+        REKINDLE_GRACE, DEFAULT_GRACE_S, "Set it to the pod's terminationGracePeriodSeconds."
+    )
 
 
 def seconds_left() -> float:
-    """Return the seconds until this worker must have exited; infinite before a SIGTERM."""
+    """Return the seconds until this worker must have exited; infinite before SIGTERM."""
     return _deadline - time.monotonic()
 
 
-def on_sigterm() -> threading.Event:
-    """Return an event that SIGTERM sets, even while the main thread blocks in a collective.
+def install_sigterm_handler() -> threading.Event:
+    """Install a handler of SIGTERM that sets the returned event, even while the main thread blocks
+    in a collective.
 
-    A Python handler would run only after the collective; the C handler immediately writes to the
-    wakeup descriptor.
+    A Python handler would run only after the collective. Instead, a thread waits for the byte that
+    Python's C handler immediately writes to the wakeup descriptor.
     """
     leaving = threading.Event()
-    seconds = WORKER_SHARE * grace()
+    seconds = WORKER_SHARE * read_grace_period()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
@@ -73,7 +76,7 @@ def on_sigterm() -> threading.Event:
 
 
 def _shield_children() -> None:
-    """Make future children of this process ignore SIGTERM and SIGINT, and die with it."""
+    """Let future child processes ignore SIGTERM and SIGINT, and die with this process."""
     fork_origin: list[tuple[int, bool]] = []  # (pid, True if the main thread forks)
 
     def before_fork() -> None:
@@ -83,7 +86,8 @@ def _shield_children() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
         parent, from_main_thread = fork_origin[0]
-        if from_main_thread:  # the kernel considers the thread that forked as the parent
+        # the kernel would kill the child when the thread that forked it ends
+        if from_main_thread:
             die_with_parent(parent)
 
     os.register_at_fork(before=before_fork, after_in_child=in_child)
@@ -91,8 +95,8 @@ def _shield_children() -> None:
 
 
 def _end_children() -> None:
-    """Kill the daemon children: they ignore SIGTERM, so multiprocessing would wait for them
-    forever."""
+    """Kill the daemonic child processes: they ignore SIGTERM, so multiprocessing would wait for
+    them forever."""
     # torch's handler would report the end of these children as an error
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""Sums up the events of a ledger. ledger_summary.py defines the events and the Summary."""
+"""Computes the Summary of a ledger from its events. ledger_summary.py defines both."""
 
 import math
 from bisect import bisect_left
@@ -18,24 +18,25 @@ from rekindle.training.ledger.ledger_summary import (
 
 
 def summarize(events: Iterable[Event]) -> Summary:
-    """Sum up the events of a run, which must be ordered by time. Invalid events are skipped and
+    """Return the Summary of a run's events, which must be sorted by time. Invalid events are only
     counted."""
-    accounts = Accounts()
+    accounts = EventAccounting()
     for event in events:
         accounts.apply(event)
-    return accounts.close()
+    return accounts.summarize()
 
 
 @dataclass
-class _Life:
-    """The intervals of one process; the last one grows while the process is alive."""
+class _ProcessTimeline:
+    """The intervals of one worker process. While the process is alive, its last interval has no
+    final end."""
 
     name: str
     intervals: list[Interval] = field(default_factory=list)
     alive: bool = False
 
     def switch(self, t: float, kind: str | None) -> None:
-        """Start an interval of another `kind` at `t`; None: the process is dead from `t` on."""
+        """Start an interval of another kind at `t`; with None, the process is dead from then on."""
         if self.alive:
             self.intervals[-1].end = t
             if self.intervals[-1].kind == kind:
@@ -44,15 +45,15 @@ class _Life:
         if kind:
             self.intervals.append(Interval(t, t, kind))
 
-    def cut(self, t: float) -> None:
-        """Remove everything after `t`, because the process was dead."""
+    def truncate(self, t: float) -> None:
+        """Remove the time after `t`, at which the process was already dead."""
         self.alive = False
         self.intervals = [
             Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t
         ]
 
-    def relabel(self, start: float, end: float, kind: str) -> float:
-        """Change the trained intervals between two times to `kind`; returns their seconds."""
+    def relabel_trained(self, start: float, end: float, kind: str) -> float:
+        """Change the trained time between `start` and `end` to `kind`; return its seconds."""
         if self.alive:
             self.intervals[-1].end = max(self.intervals[-1].start, end)
 
@@ -86,11 +87,13 @@ class _Life:
 class _Pause:
     """The time between two groups."""
 
-    opened: float | None = None  # when the previous group was asked to stop after its step
+    opened: float | None = (
+        None  # when the coordinator told the previous group to stop after its step
+    )
     broken: float | None = None  # when the previous group broke
     unseen: bool = False  # a member died at an unknown time
     until: float = 0.0  # when the next group started
-    restored: int | None = None  # the newest step that a member of the next group restored
+    restored: int | None = None  # newest step that a member of the next group has restored
     incidents: list[Incident] = field(default_factory=list)
 
     @property
@@ -98,28 +101,28 @@ class _Pause:
         return self.unseen or self.broken is not None
 
 
-class Accounts:
-    """Processes the events in order; each event has a method `on_<name>`."""
+class EventAccounting:
+    """Computes a Summary event by event: `apply` calls the method `on_NAME` for an event NAME."""
 
     def __init__(self) -> None:
         self.summary = Summary()
-        self.lives: dict[str, _Life] = {}
+        self.lives: dict[str, _ProcessTimeline] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
-        # the pause before a group without survivors, until its first step is known
+        # the pause before a group without survivors, while the first step of this group is unknown
         self.unsure: _Pause | None = None
-        # id of a worker → time of its last sign of life, until it joins the new coordinator
+        # id of a worker that has not joined the new coordinator yet → time of its last sign of life
         self.unconfirmed: dict[str, float] = {}
-        # (time, step) of the newest work: without work that was repeated
+        # (time, step) of the completed steps, without steps that were later repeated
         self.points: list[tuple[float, int]] = []
         self.step_seconds: float | None = None
-        # True if the newest step is the last one that the workers completed
+        # True if the newest recorded step is known to be the last that was completed
         self.last_step_known = False
         self.failed: set[str] = set()  # names of workers that reported an error
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
         self.coordinators = 0
-        # restart of the coordinator, until the next group trains
+        # the incident of a coordinator restart, until the next group trains
         self.restart: Incident | None = None
         self.latest: float | None = None
 
@@ -142,10 +145,10 @@ class Accounts:
         counts[name] = counts.get(name, 0) + 1
         self.latest = t
 
-    def close(self) -> Summary:
+    def summarize(self) -> Summary:
         summary = self.summary
         t = self.latest or 0.0
-        self._end_all(t)
+        self._end_timelines(t)
         for life in self.lives.values():
             summary.intervals.setdefault(life.name, []).extend(life.intervals)
         summary.ended = t
@@ -155,24 +158,24 @@ class Accounts:
         self.summary.run = {key: value for key, value in event.items() if key not in ("t", "event")}
 
     def on_coordinator(self, t: float, event: Event) -> None:
-        self._new_epoch(t)
+        self._handle_new_coordinator(t)
         self.coordinators += 1
         if self.coordinators > 1 and (
-            restart := self._incident(t, "coordinator", str(event.get("id", "")))
+            restart := self._record_incident(t, "coordinator", str(event.get("id", "")))
         ):
             self.restart = restart
             restart.left = 0
 
     def on_join(self, t: float, event: Event) -> None:
-        id = _id(event)
+        id = _worker_id(event)
         name = str(event.get("name", "?"))
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
 
-        # a worker may have been known by its name only, and report its id now
+        # an earlier event may have named this worker only by its name; its id is new
         is_new = id == name if name in alive else id not in alive
-        # the end of the worker's previous process was not recorded
+        # the ledger lacks the end of the worker's previous process
         if alive and is_new and alive[0] not in self.unconfirmed:
-            self._new_epoch(t)
+            self._handle_new_coordinator(t)
 
         if (
             id != name
@@ -184,10 +187,10 @@ class Accounts:
 
         self._mark_dead([name])
         if self.summary.generations and name not in [life.name for life in self.lives.values()]:
-            self._incident(t, "join", name)
+            self._record_incident(t, "join", name)
 
-        life = self.lives.setdefault(id, _Life(name))
-        # an earlier event had only the worker's name
+        life = self.lives.setdefault(id, _ProcessTimeline(name))
+        # merge the timeline that an earlier event has created under the worker's name
         if id != name and name in self.lives and not life.alive:
             named = self.lives.pop(name)
             life.intervals = life.intervals + named.intervals
@@ -198,7 +201,7 @@ class Accounts:
             life.switch(t, WAITED)
 
     def on_lost(self, t: float, event: Event) -> None:
-        id = _id(event)
+        id = _worker_id(event)
         kind = event["event"]
         life = self.lives.get(id)
         self.unconfirmed.pop(id, None)
@@ -213,7 +216,7 @@ class Accounts:
         if life.name in self.failed:
             self.failed.discard(life.name)
         else:
-            incident = self._incident(t, kind, life.name, str(event.get("why", "")))
+            incident = self._record_incident(t, kind, life.name, str(event.get("why", "")))
             if incident and isinstance(event.get("step"), int):
                 incident.step = max(incident.step or 0, event["step"])
 
@@ -223,7 +226,7 @@ class Accounts:
         name = str(event.get("name", "?"))
         if name not in self.failed:
             self.failed.add(name)
-            self._incident(t, "failed", name, str(event.get("message", "")))
+            self._record_incident(t, "failed", name, str(event.get("message", "")))
 
     def on_open(self, t: float, event: Event) -> None:
         if event.get("hard"):
@@ -245,9 +248,10 @@ class Accounts:
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
 
         for name in names:
-            if name not in ids:  # the event `join` of this worker was not recorded
+            # the ledger lacks the event `join` of this worker
+            if name not in ids:
                 ids[name] = name
-                self.lives.setdefault(name, _Life(name)).switch(t, WAITED)
+                self.lives.setdefault(name, _ProcessTimeline(name)).switch(t, WAITED)
 
         members = {ids[name] for name in names}
         self._regroup(t, step, members)
@@ -266,7 +270,7 @@ class Accounts:
         tier = str(event.get("tier", ""))
 
         for incident in (self.unsure or self.pause).incidents:
-            # a restored step was completed before
+            # a restored step had been completed before the loss
             if tier in ("hot", "durable") and incident.kind == "lost":
                 incident.step = max(step, incident.step or 0)
 
@@ -276,7 +280,7 @@ class Accounts:
 
         if self.unsure:
             self._resume(self.unsure, step)
-        # while the group has live members, the worker receives their state
+        # otherwise the live members of the group send their state to the worker
         elif not self.group - self.unconfirmed.keys():
             self.pause.restored = max(step, self.pause.restored or 0)
 
@@ -284,16 +288,17 @@ class Accounts:
         step = int(event["step"])
         self._infer_start(step)
         self.last_step_known = event.get("last") is True
-        if self.restart and not self.restart.left:  # the group trains without a coordinator
+        # the group trains without a coordinator
+        if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
-            self._point(t, step)
+            self._record_point(t, step)
 
     def on_checkpoint(self, t: float, event: Event) -> None:
         for name in ("bytes", "seconds"):
             number = event.get(name, 0)
             if not (isinstance(number, int | float) and 0 <= number < math.inf):
-                raise ValueError(f"{name} of a checkpoint is no number")
+                raise ValueError(f"{name} of a checkpoint is not a number")
         self.summary.checkpoints.append(event)
 
     def on_dropped(self, t: float, event: Event) -> None:
@@ -307,7 +312,7 @@ class Accounts:
         if summary.state != "complete":
             summary.state, summary.message = "failed", str(event.get("message", ""))
             summary.code = int(event.get("code", 1))
-        self._end_all(t)
+        self._end_timelines(t)
 
     def on_complete(self, t: float, event: Event) -> None:
         if "step" in event:
@@ -315,13 +320,14 @@ class Accounts:
         self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
         self.summary.message = ""
         self.summary.code = 0
-        self.group = set()  # the training may be continued later, as that of a trial of a sweep
+        # a later process may continue the training, such as the trial of a sweep
+        self.group = set()
         for life in self.lives.values():
             life.switch(t, None)
 
-    def _new_epoch(self, t: float) -> None:
-        """Handle a new coordinator: a worker that does not join it died after its last known sign
-        of life."""
+    def _handle_new_coordinator(self, t: float) -> None:
+        """Handle the start of a coordinator: a worker that does not join it has died at some time
+        after its last sign of life."""
         if self.summary.state == "failed":
             self.summary.state = "running"
             self.summary.message = ""
@@ -331,18 +337,18 @@ class Accounts:
                 self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
 
     def _mark_dead(self, names: list[str]) -> None:
-        """Mark the workers in `names` that did not join the new coordinator as dead."""
+        """Mark those workers in `names` as dead that have not joined the new coordinator."""
         for id, t in list(self.unconfirmed.items()):
             life = self.lives[id]
             if life.name in names:
                 del self.unconfirmed[id]
                 life.switch(t, None)
-                life.cut(t)
+                life.truncate(t)
                 self.pause.unseen = self.pause.unseen or id in self.group
                 self.group.discard(id)
-                self._incident(t, "lost", life.name, UNSEEN)
+                self._record_incident(t, "lost", life.name, UNSEEN)
 
-    def _incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
+    def _record_incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
         """Record an incident unless the run has ended."""
         if self.summary.state != "running":
             return None
@@ -356,16 +362,16 @@ class Accounts:
             self.missing[name] = incident
         return incident
 
-    def _end_all(self, t: float) -> None:
+    def _end_timelines(self, t: float) -> None:
         pause = self.unsure or self.pause
         if pause.is_hard and self.points:
-            self._relabel(self._finish_time(self.points[-1][1], t), t, LOST)
+            self._relabel(self._estimate_finish_time(self.points[-1][1], t), t, LOST)
         for life in self.lives.values():
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group, at `step` if it has a member of the previous group; else a later
-        event has the step."""
+        """Start the next group. It continues at `step` if it contains a member of the previous
+        group; otherwise a later event shows its first step."""
         pause = self.pause
         survivors = self.group & members
 
@@ -389,7 +395,8 @@ class Accounts:
             self.unsure = pause
 
     def _infer_start(self, step: int) -> None:
-        """Derive the first step of the group, if it is still unknown, from its current `step`."""
+        """Derive the first step of the group from its current `step`, if the first step is
+        unknown."""
         if self.unsure:
             newest = min(step, self.points[-1][1]) if self.points else step
             self._resume(
@@ -398,11 +405,13 @@ class Accounts:
             )
 
     def _resume(self, pause: _Pause, step: int) -> None:
-        """Let the group after `pause` start at `step`: all work beyond that step is lost."""
+        """Let the group after `pause` start at `step`: work after that step is lost."""
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when = self._finish_time(step, pause.until if pause.broken is None else pause.broken)
+            when = self._estimate_finish_time(
+                step, pause.until if pause.broken is None else pause.broken
+            )
 
             is_soft = not pause.is_hard
             if is_soft and step >= newest:
@@ -420,25 +429,25 @@ class Accounts:
 
             self.summary.steps = step
             if step > newest:
-                self._point(when, step)
+                self._record_point(when, step)
             else:
                 self.points.append((when, step))
 
-        self._point(pause.until, step)
+        self._record_point(pause.until, step)
 
     def _relabel(self, start: float, end: float, kind: str) -> float:
-        return sum(life.relabel(start, end, kind) for life in self.lives.values())
+        return sum(life.relabel_trained(start, end, kind) for life in self.lives.values())
 
-    def _point(self, t: float, step: int) -> None:
+    def _record_point(self, t: float, step: int) -> None:
         if self.points and step > self.points[-1][1]:
             self.step_seconds = (t - self.points[-1][0]) / (step - self.points[-1][1])
         self.points.append((t, step))
         self.summary.points.append((t, step))
         self.summary.steps = max(self.summary.steps, step)
 
-    def _finish_time(self, step: int, limit: float) -> float:
-        """Return when `step` was finished: interpolated between two points, or extrapolated from
-        the last point."""
+    def _estimate_finish_time(self, step: int, limit: float) -> float:
+        """Estimate the time at which `step` was finished, by interpolation between two points or
+        extrapolation from the last one, at most `limit`."""
         index = bisect_left(self.points, step, key=lambda point: point[1])
         if index == 0:
             return self.points[0][0]
@@ -457,5 +466,5 @@ class Accounts:
         return max(last_time, min(last_time + later_steps * step_seconds, limit))
 
 
-def _id(event: Event) -> str:
+def _worker_id(event: Event) -> str:
     return str(event.get("worker") or event.get("name", "?"))

@@ -1,12 +1,13 @@
 """The ledger of a training run: the history of its workers, as events in the object store.
 
-    <prefix>/<epoch ms>-<writer>-<number>.jsonl     one JSON object a line: {"t": unix seconds,
-    "event": name, ...}
+    <prefix>/<epoch ms>-<writer>-<number>.jsonl
 
-The coordinator writes the ledger (without a coordinator, rank 0), each process in its own segments.
-Objects cannot be appended to, so the newest segment is rewritten until it is full.
-ledger_summary.py lists the events. The ledger never delays or ends a training: while the object
-store is unavailable, events wait in memory.
+one JSON object per line: {"t": unix seconds, "event": name, ...}
+
+The coordinator writes the ledger, or rank 0 if the run has no coordinator. Each process writes
+separate objects (segments). An object store cannot append to an object, so the process writes its
+newest segment again until it is full. ledger_summary.py lists the events. The ledger never delays
+or ends a training: while the object store is unavailable, events wait in memory.
 """
 
 import json
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STEP_DELAY_S = 5.0  # delay until step events are written
-EVENT_DELAY_S = 0.3  # delay until other events are written, to combine events of the same moment
+EVENT_DELAY_S = 0.3  # delay until other events are written, so that one request writes several
 SEGMENT_BYTES = 256 << 10  # size of a full segment
-MAX_WAITING_EVENTS = 20_000  # events kept while the object store is unavailable
+# maximum number of events in memory while the object store is unavailable
+MAX_WAITING_EVENTS = 20_000
 READ_THREADS = 8
 MAX_TIME = 1e11  # in Unix seconds: the year 5138
 # time to write the last events of a process if the object store is unavailable or slow
@@ -36,8 +38,8 @@ Event = dict[str, Any]
 
 
 class Ledger:
-    """Writes events in a thread, which also calls `open_store`, and calls it again after a
-    failure."""
+    """Writes events in a thread. The thread also calls `open_store`, and repeats a call that
+    fails."""
 
     def __init__(self, open_store: Callable[[], "Store"], prefix: str) -> None:
         self.prefix = prefix
@@ -55,18 +57,18 @@ class Ledger:
         self._closing = threading.Event()
         self._urgent = threading.Event()
         self._deadline = float("inf")
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread = threading.Thread(target=self._write_until_closed, name="ledger", daemon=True)
 
     def note(self, event: str, *, age_s: float = 0.0, **fields: Any) -> None:
-        """Record an event that happened `age_s` seconds ago, or at the time `t` if it is given.
+        """Record an event that happened `age_s` seconds ago, or at the time in the field `t`.
 
         Returns immediately and never raises.
         """
         with self._lock:
-            # the clock may be set back: keep the order of events
+            # the times of events must not decrease when the clock is set back
             self._latest_time = max(self._latest_time, time.time())
-            line = _line(
-                {"t": round(self._latest_time - _seconds(age_s), 6), "event": event} | fields
+            line = _encode_event(
+                {"t": round(self._latest_time - _parse_age(age_s), 6), "event": event} | fields
             )
             self._waiting_events.append((event, line))
 
@@ -88,7 +90,9 @@ class Ledger:
             self._thread.join(timeout_s)
         if self._waiting_events or self._has_unwritten:
             self._quiet_until = 0.0
-            self._say(f"the last events of the ledger are not in the object store ({self.prefix})")
+            self._log_rarely(
+                f"the last events of the ledger are not in the object store ({self.prefix})"
+            )
 
     def _drop_events(self) -> None:
         """Drop every second `step` event, or the oldest events if `step` events are few."""
@@ -101,7 +105,7 @@ class Ledger:
         ]
         self._dropped_count += len(dropped_indices)
 
-    def _run(self) -> None:
+    def _write_until_closed(self) -> None:
         while True:
             if not self._closing.is_set():
                 self._urgent.wait(STEP_DELAY_S)
@@ -111,13 +115,13 @@ class Ledger:
 
             try:
                 self._write()
-            except Exception as error:  # any error: this thread must survive to write later events
+            except Exception as error:  # of any kind: the thread must survive to write later events
                 if isinstance(error, RekindleError):
                     text = str(error)
                 else:
                     text = repr(error)
 
-                self._say(f"the ledger is waiting for the object store: {text}")
+                self._log_rarely(f"the ledger is waiting for the object store: {text}")
                 if is_closing and time.monotonic() < self._deadline:
                     time.sleep(0.2)  # the wait above returns immediately after close()
                     continue
@@ -128,17 +132,18 @@ class Ledger:
     def _write(self) -> None:
         while self._fill_segment():
             self._store = self._store or self._open_store()
-            # a copy: a failed request may still reference its body, and a referenced bytearray
-            # cannot grow
+            # copied, because a failed request may still reference its body, and a bytearray with
+            # references cannot grow
             content = bytes(self._segment)
             self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", content)
             self._has_unwritten = False
             if len(self._segment) >= SEGMENT_BYTES:
-                self._number, self._segment = self._number + 1, bytearray()
+                self._number += 1
+                self._segment = bytearray()
 
     def _fill_segment(self) -> bool:
-        """Move waiting events to the segment until it is full. Returns True if the segment must be
-        written."""
+        """Move waiting events to the segment until it is full. Return True if the segment has
+        events that are not written yet."""
         with self._lock:
             if self._dropped_count:
                 fields = {
@@ -146,7 +151,7 @@ class Ledger:
                     "event": "dropped",
                     "events": self._dropped_count,
                 }
-                self._waiting_events.append(("dropped", _line(fields)))
+                self._waiting_events.append(("dropped", _encode_event(fields)))
                 self._dropped_count = 0
 
             count = 0
@@ -158,36 +163,35 @@ class Ledger:
             self._has_unwritten = self._has_unwritten or count > 0
             return self._has_unwritten
 
-    def _say(self, text: str) -> None:
+    def _log_rarely(self, text: str) -> None:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + 60
             say(text)
 
 
-def _seconds(value: Any) -> float:
-    """Return an age that a worker reported; 0 for anything else than a positive number."""
-    is_age = isinstance(value, int | float) and 0 < value < float("inf")
-    if is_age:
+def _parse_age(value: object) -> float:
+    """Return the age of an event that a worker has reported, or 0 if it is not a positive
+    number."""
+    if isinstance(value, int | float) and 0 < value < float("inf"):
         return value
     return 0.0
 
 
-def _line(fields: Event) -> bytes:
+def _encode_event(fields: Event) -> bytes:
     try:
         return to_json(fields, default=str).encode() + b"\n"
-    except (TypeError, ValueError):  # invalid keys or cycles: store the repr
+    except (TypeError, ValueError):  # keys that JSON does not allow, or a cycle
         return (
             to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode()
             + b"\n"
         )
 
 
-def read(store: "Store", prefix: str) -> list[Event]:
+def read_events(store: "Store", prefix: str) -> list[Event]:
     """Return all events below `prefix`, sorted by time and without duplicates; [] if the ledger
     does not exist.
 
-    A last event `skipped` counts invalid and duplicate lines. Raises StorageError if the object
-    store is unavailable.
+    If lines are invalid or duplicate, a last event `skipped` has their number. Raises StorageError.
     """
     keys = [entry.key for entry in store.list(f"{prefix}/") if entry.key.endswith(".jsonl")]
     with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -198,7 +202,7 @@ def read(store: "Store", prefix: str) -> list[Event]:
     events = []
     skipped = 0
     for line in dict.fromkeys(lines):
-        event = _event(line)
+        event = _parse_event(line)
         if event:
             events.append(event)
         else:
@@ -214,7 +218,7 @@ def read(store: "Store", prefix: str) -> list[Event]:
     return events
 
 
-def _event(line: bytes) -> Event | None:
+def _parse_event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
         has_time = isinstance(event["t"], int | float) and 0 <= event["t"] < MAX_TIME

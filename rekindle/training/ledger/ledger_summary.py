@@ -1,33 +1,35 @@
-"""The events of a ledger, and their Summary: the use of all worker-seconds (computed in
-accounting.py).
+"""The events of a ledger, and the Summary that accounting.py computes from them.
 
-An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a
+An event is {"t": unix seconds, "event": event name, ...}. `name` is the name of a worker, `step` a
 number of updates:
 
-    run {device, workers, virtual_workers, steps, samples}    the plan, written by rank 0 when it
-    starts
-    coordinator {id}                                 a coordinator started or restarted
-    join {worker, name, step}                        a process joined (`worker`: its id), with the
-    state of `step`
-    lost {worker, name, why, step}                   why: connection, silent, hung, dropped
-    drain {worker, name, step}                       the worker left after an announcement
-    open {generation, hard}                          the group stops after its step; hard:
-    immediately, since it broke
-    generation {generation, members, step}           the next group trains
-    step {step, last}                                at most one event a second; last: the last step
-    of a killed
-                                                     worker, which its shared memory told its next
-                                                     process
-    checkpoint {step, seconds, cost, bytes, uploaded, name}      cost: seconds that it took from the
-    training
-    restored {step, tier, name}    torn {object, why}
-    fault {name, generation}    refused {name, message}    failed {name, message, code}
-    verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
+    run {device, workers, virtual_workers, steps, samples}
+                                      the plan, which rank 0 writes when it starts
+    coordinator {id}                  a coordinator has started
+    join {worker, name, step}         a process with this state has joined (`worker`: its id)
+    lost {worker, name, why, step}    why: connection, silent, hung, dropped
+    drain {worker, name, step}        a worker has left after an announcement
+    open {generation, hard}           the group stops after its step; hard: at once, since it broke
+    generation {generation, members, step}
+                                      the next group trains
+    step {step, last}                 at most one event a second; last: the last step of a killed
+                                      worker, which its next process has read in shared memory
+    checkpoint {step, seconds, cost, bytes, uploaded, name}
+                                      cost: seconds that the training had to wait for it
+    restored {step, tier, name}       the step that a process has loaded; tier: hot, durable, none
+    torn {object, why}                a damaged snapshot or checkpoint
+    fault {name, generation}          a collective of this worker has failed
+    refused {name, message}           the coordinator has refused a worker
+    failed {name, message, code}      a worker has ended with an error
+    verdict {code, message}           the coordinator has aborted the run
+    complete {sha256, step}           the model is in the object store
+    dropped {events}                  number of events that were not written
+    skipped {lines}                   number of unreadable lines
 
-Each second of a live worker is *trained* (in a group, making steps that are not repeated), *waited*
-(in no group) or *lost* (in a group, for work that was repeated: after the last finished step if the
-group broke, and after the restored step if all workers were lost). Steps are recorded once a second
-and assumed to be evenly spread in between.
+Each second of a live worker counts as *trained* (in a group, for steps that are not repeated),
+*waited* (outside of a group) or *lost* (in a group, for work that is repeated: after the last
+finished step if the group broke, after the restored step if all workers were lost). The ledger has
+about one step per second; the steps in between are assumed to be evenly spaced.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -38,7 +40,7 @@ from rekindle.training.ledger.events import Event
 TRAINED = "trained"
 WAITED = "waited"
 LOST = "lost"
-UNSEEN = "unseen"  # reason of a loss that no coordinator saw
+UNSEEN = "unseen"  # reason of a loss during which no coordinator was running
 
 
 @dataclass
@@ -52,25 +54,26 @@ class Interval:
 
 @dataclass
 class Incident:
-    """A disturbance: a worker lost, drained, failed or joined, or a coordinator restarted."""
+    """An interruption of a run: a worker was lost, left, failed or joined, or the coordinator
+    restarted."""
 
     t: float
     kind: str  # one of: lost, drain, failed, join, coordinator (its restart)
     name: str
     why: str = ""
-    # newest step that is known to be completed at the time `t`; None: none is known
+    # newest step that is known to be completed at the time `t`; None if no step is known
     step: int | None = None
-    # True if `t` and `step` are those of the incident; False if nobody saw it: it happened at `t`
-    # or later
+    # False if no coordinator was running: then the incident happened at `t` or later, at `step` or
+    # later
     seen: bool = True
-    # number of surviving members of the group; if a coordinator restarted: of its workers
+    # number of surviving members of the group; after a restart of the coordinator, of its workers
     left: int = 0
     resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of repeated steps
-    back: float | None = None  # time when a worker with this name trained again
-    # worker-seconds of repeated work, for all incidents of the same pause together
+    back: float | None = None  # time when a worker with the same name trained again
+    # worker-seconds of repeated work; incidents of the same pause have the same total
     cost: float = 0.0
-    # if no worker was left: source of the state that training continued with, hot or durable
+    # source of the state from which training continued, if no worker was left: hot or durable
     tier: str = ""
 
 
@@ -99,8 +102,8 @@ class Summary:
     skipped: int = 0  # number of unreadable lines and invalid events
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
 
-    def seconds(self, kind: str, name: str | None = None) -> float:
-        """Return the worker-seconds of a kind, for one worker or all."""
+    def worker_seconds(self, kind: str, name: str | None = None) -> float:
+        """Return the seconds of a kind, of the worker `name` or of all workers."""
         intervals = [self.intervals[name]] if name else self.intervals.values()
         return sum(
             interval.end - interval.start
@@ -111,7 +114,7 @@ class Summary:
 
     @property
     def first_step(self) -> int:
-        """The first step of the training; above 0 if the training was resumed."""
+        """The step at which the recorded training starts; above 0 if it was resumed."""
         if self.points:
             return self.points[0][1]
         return 0
@@ -125,11 +128,11 @@ class Summary:
             for interval in worker
             if interval.kind != WAITED
         ]
-        return sum(end - start for start, end in alive(working))
+        return sum(end - start for start, end in merge_intervals(working))
 
     @property
     def steps_per_second(self) -> float:
-        """Steps (repeated steps count once) per second during which any worker was in a group."""
+        """Steps per second of `training_seconds`; a repeated step counts once."""
         busy = self.training_seconds
         if busy:
             return (self.steps - self.first_step) / busy
@@ -137,24 +140,24 @@ class Summary:
 
     @property
     def preemptions(self) -> int:
-        """Number of workers that were lost or had to leave."""
-        return self.number("lost") + self.number("drain")
+        """Number of times that a worker was lost or had to leave."""
+        return self.count_incidents("lost") + self.count_incidents("drain")
 
     @property
     def uploaded(self) -> int:
         """Bytes uploaded for durable checkpoints."""
         return sum(event.get("uploaded", 0) for event in self.checkpoints)
 
-    def number(self, kind: str) -> int:
+    def count_incidents(self, kind: str) -> int:
         return sum(incident.kind == kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, without the raw events."""
-        seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
+        seconds = {kind: round(self.worker_seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
 
         workers = {
-            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds}
-            | {"alive": alive(intervals)}
+            name: {kind: round(self.worker_seconds(kind, name), 3) for kind in seconds}
+            | {"alive": merge_intervals(intervals)}
             for name, intervals in self.intervals.items()
         }
 
@@ -175,8 +178,8 @@ class Summary:
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds,
-            "drains": self.number("drain"),
-            "coordinator_restarts": self.number("coordinator"),
+            "drains": self.count_incidents("drain"),
+            "coordinator_restarts": self.count_incidents("coordinator"),
             "checkpoints": {
                 "number": len(self.checkpoints),
                 "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
@@ -190,8 +193,8 @@ class Summary:
         }
 
 
-def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
-    """Return the union of the intervals, as disjoint (start, end)."""
+def merge_intervals(intervals: list[Interval]) -> list[tuple[float, float]]:
+    """Return the union of the intervals, as disjoint (start, end) in ascending order."""
     union: list[tuple[float, float]] = []
     for interval in sorted(intervals, key=lambda interval: interval.start):
         if union and interval.start <= union[-1][1]:
@@ -201,11 +204,11 @@ def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
     return union
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Format a share as `96.4 %` or `100 %`."""
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
-def short_name(worker: str) -> str:
+def shorten_worker_name(worker: str) -> str:
     """Return `worker-1` for the pod demo-x7k2p-train-worker-1."""
     return worker.rpartition("-train-")[2] or worker

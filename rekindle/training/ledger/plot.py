@@ -1,17 +1,17 @@
-"""Draws the timeline of a run: each worker's intervals by kind, and below them the steps per
+"""Draws the timeline of a run: the intervals of each worker by kind, above a curve of the steps per
 second."""
 
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
     WAITED,
     Summary,
-    percent,
-    short_name,
+    format_percent,
+    shorten_worker_name,
 )
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
@@ -22,7 +22,7 @@ INCIDENT_MARKS = {
     "failed": ("failed", "D", "#7f1d1d"),
 }
 MAX_NAMES = 40  # number of workers above which the plot shows only how many workers trained
-UNITS = (
+TIME_UNITS = (
     (3 * 86400.0, 86400.0, "days"),
     (2 * 3600.0, 3600.0, "hours"),
     (300.0, 60.0, "minutes"),
@@ -31,13 +31,15 @@ UNITS = (
 
 
 def draw(summary: Summary, file: Path) -> None:
-    """Write the timeline to a file; its suffix is the format. Raises ImportError without
-    matplotlib."""
+    """Draw the timeline to `file`, whose suffix determines the format. Raises ImportError if
+    matplotlib is missing."""
     import matplotlib
     from matplotlib.figure import Figure
 
     scale, unit = next(
-        (scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum
+        (scale, unit)
+        for minimum, scale, unit in TIME_UNITS
+        if summary.ended - summary.began >= minimum
     )
     # numeric order: worker-10 follows worker-9
     names = sorted(summary.intervals, key=lambda name: (len(name), name))
@@ -56,10 +58,12 @@ def draw(summary: Summary, file: Path) -> None:
         _draw_incidents(worker_axes, summary, names, scale)
         _draw_speed(speed_axes, summary, scale)
         speed_axes.set(
-            xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale)
+            xlabel=f"{unit} since the start",
+            ylabel="steps/s",
+            xlim=(0, _duration_s(summary) / scale),
         )
         worker_axes.tick_params(axis="x", labelbottom=False)
-        worker_axes.set_title(_title(summary), loc="left", pad=24)
+        worker_axes.set_title(_format_title(summary), loc="left", pad=24)
 
         worker_axes.legend(
             loc="lower left",
@@ -83,7 +87,7 @@ def _draw_workers(axes: Any, summary: Summary, names: list[str], scale: float) -
                 ((span.start - summary.began) / scale, (span.end - span.start) / scale)
                 for span in spans
             ]
-            # the edge keeps a bar of a hundredth of a second visible
+            # the edge makes a bar of a hundredth of a second visible
             axes.broken_barh(
                 bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4
             )
@@ -92,7 +96,7 @@ def _draw_workers(axes: Any, summary: Summary, names: list[str], scale: float) -
 
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
     if len(names) <= MAX_NAMES:
-        axes.set_yticks(range(len(names)), [short_name(name)[-20:] for name in names])
+        axes.set_yticks(range(len(names)), [shorten_worker_name(name)[-20:] for name in names])
     else:
         axes.set_yticks([])
         axes.set_ylabel(f"{len(names)} workers")
@@ -153,7 +157,7 @@ def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float)
 def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
     import numpy as np
 
-    length = _length(summary)
+    length = _duration_s(summary)
     edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
     updates = [0]
     times = [0.0]
@@ -170,12 +174,14 @@ def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
     axes.set_ylim(0, max(1e-9, 1.1 * float(rate.max())))
 
 
-def _title(summary: Summary) -> str:
-    total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
-    shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    duration_text = duration(summary.ended - summary.began)
+def _format_title(summary: Summary) -> str:
+    total = sum(summary.worker_seconds(kind) for kind in COLOURS) or 1.0
+    shares = ", ".join(
+        f"{format_percent(summary.worker_seconds(kind) / total)} {kind}" for kind in COLOURS
+    )
+    duration_text = format_duration(summary.ended - summary.began)
     return f"{summary.steps} steps, {len(summary.intervals)} workers in {duration_text}: {shares}"
 
 
-def _length(summary: Summary) -> float:
+def _duration_s(summary: Summary) -> float:
     return max(summary.ended - summary.began, 1e-3)

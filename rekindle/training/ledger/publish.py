@@ -1,10 +1,11 @@
-"""Publishes the report of a run: metrics and tags of its MLflow run, and files with text, JSON and
-the timeline."""
+"""Publishes the report of a run: metrics and tags for MLflow, and files with text, JSON and the
+timeline."""
 
 from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
+from rekindle import tracking
 from rekindle.errors import say
 from rekindle.training.ledger.ledger_summary import Summary
 
@@ -17,8 +18,8 @@ REPORTED_COUNTS = (
 )
 
 
-def metrics(summary: Summary, prefix: str) -> dict[str, float]:
-    """Return the metrics `PREFIX/...`: worker-seconds by kind, and counts."""
+def compute_metrics(summary: Summary, prefix: str) -> dict[str, float]:
+    """Return MLflow metrics whose names start with `prefix`: worker-seconds by kind, and counts."""
     report = summary.as_json()
     values = {
         f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()
@@ -29,18 +30,19 @@ def metrics(summary: Summary, prefix: str) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
-def tags(summary: Summary) -> dict[str, Any]:
-    """Return the tags `rekindle....` for filtering runs."""
-    return {
-        "rekindle.preemptions": summary.preemptions,
-        "rekindle.steps_repeated": summary.repeated,
-        "rekindle.workers": len(summary.intervals),
-        "rekindle.device": summary.run.get("device", "unknown"),
+def compute_tags(summary: Summary) -> dict[str, Any]:
+    """Return MLflow tags by which users can filter runs."""
+    values = {
+        "preemptions": summary.preemptions,
+        "steps_repeated": summary.repeated,
+        "workers": len(summary.intervals),
+        "device": summary.run.get("device", "unknown"),
     }
+    return {f"{tracking.PREFIX}{name}": value for name, value in values.items()}
 
 
 def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:
-    """Write `report` as `summary.json` and `story.txt`, and with matplotlib `timeline.png` to
+    """Write `summary.json`, `story.txt` and, if matplotlib is installed, `timeline.png` to
     `folder`."""
     from rekindle.training.ledger.plot import draw
 

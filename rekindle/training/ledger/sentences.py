@@ -1,25 +1,25 @@
-"""Describes a run in sentences."""
+"""Describes a training in sentences, from the Summary of its ledger."""
 
 import time
 from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
     LOST,
     TRAINED,
     WAITED,
     Incident,
     Summary,
-    percent,
-    short_name,
+    format_percent,
+    shorten_worker_name,
 )
 
-SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
-# maximum number of lines about incidents; if there are more, the first and the last lines are shown
+RESTORE_SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
+# maximum number of lines about incidents; of more lines, only the first and the last are shown
 MAX_LINES = 24
-REASONS = {
+LOSS_REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
     "hung": "alive, but without a step for too long",
@@ -29,7 +29,7 @@ REASONS = {
 
 
 def describe(summary: Summary) -> list[str]:
-    """Return the lines of the description: result, incidents, checkpoints, and use of time."""
+    """Return lines about the result, the incidents, the checkpoints and the use of time."""
     if not summary.intervals:
         return ["No worker has trained yet."]
 
@@ -39,9 +39,9 @@ def describe(summary: Summary) -> list[str]:
         time_format = "%H:%M:%S"
 
     incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
-    dated = [(group[0].t, _incident(group, summary)) for group in incidents]
+    dated = [(group[0].t, _describe_incidents(group, summary)) for group in incidents]
     for event in summary.restored:
-        source = SOURCES.get(str(event.get("tier")))
+        source = RESTORE_SOURCES.get(str(event.get("tier")))
         if source:
             dated.append((event["t"], f"step {event.get('step')} was restored from {source}."))
 
@@ -52,12 +52,19 @@ def describe(summary: Summary) -> list[str]:
         lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"… {len(lines) - MAX_LINES} similar lines …"]
 
     totals = [
-        line for describe in (_stops, _checkpoints, _share, _gaps) for line in describe(summary)
+        line
+        for describe in (
+            _describe_stops,
+            _describe_checkpoints,
+            _describe_use_of_time,
+            _describe_gaps,
+        )
+        for line in describe(summary)
     ]
-    return [_result(summary), *lines, *totals]
+    return [_describe_result(summary), *lines, *totals]
 
 
-def _amount(seconds: float, summary: Summary) -> str:
+def _format_worker_time(seconds: float, summary: Summary) -> str:
     unit = "worker" if summary.run.get("device", "cpu") == "cpu" else "GPU"
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} {unit}-hours"
@@ -66,7 +73,7 @@ def _amount(seconds: float, summary: Summary) -> str:
     return f"{seconds:.0f} {unit}-seconds"
 
 
-def _result(summary: Summary) -> str:
+def _describe_result(summary: Summary) -> str:
     total_steps = summary.run.get("steps")
     first_step = summary.first_step
     if total_steps and total_steps != summary.steps:
@@ -84,8 +91,9 @@ def _result(summary: Summary) -> str:
 
     text = (
         f"{count} worker{'s' * (count > 1)} trained {steps} in"
-        f" {duration(summary.training_seconds)}, {summary.steps_per_second:.3g} steps/s; with"
-        f" starts and pauses it took {duration(summary.ended - summary.began)}, since {start}."
+        f" {format_duration(summary.training_seconds)}, {summary.steps_per_second:.3g} steps/s;"
+        f" with starts and pauses it took {format_duration(summary.ended - summary.began)},"
+        f" since {start}."
     )
 
     if summary.state == "failed":
@@ -115,14 +123,14 @@ def _group_key(incident: Incident) -> tuple[object, ...]:
     )
 
 
-def _incident(group: list[Incident], summary: Summary) -> str:
+def _describe_incidents(group: list[Incident], summary: Summary) -> str:
     first = group[0]
     last = group[-1]
     many = len(group) > 1
-    names = ", ".join(short_name(incident.name) for incident in group)
+    names = ", ".join(shorten_worker_name(incident.name) for incident in group)
 
     if first.resumed is not None:
-        pause = duration(first.resumed - first.t)
+        pause = format_duration(first.resumed - first.t)
     else:
         pause = ""
 
@@ -134,33 +142,32 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     if first.kind == "join":
         return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
     if first.kind == "failed":
-        return f"{names} failed {_position(first)}: {first.why}"
+        return f"{names} failed {_describe_step(first)}: {first.why}"
 
-    reason = REASONS.get(first.why, first.why)
+    reason = LOSS_REASONS.get(first.why, first.why)
     if first.kind == "lost":
         end = f"{'were' if many else 'was'} lost ({reason})"
     else:
         end = "left on request"
 
-    text = f"{names} {end} {_position(first)}"
+    text = f"{names} {end} {_describe_step(first)}"
     if not pause:
         return f"{text}; no worker trained after that."
 
     who = "the others" if last.left else "no worker was left. Training"
     text += f"; {who} continued {'' if first.seen else 'at most '}{pause} later."
     if first.kind == "lost":
-        text += _repeated(first, summary)
+        text += _describe_repeated_work(first, summary)
 
     backs = [incident.back - incident.t for incident in group if incident.back is not None]
     if last.left and backs:
-        text += f" {'They were' if many else 'It was'} back after {duration(max(backs))}."
+        text += f" {'They were' if many else 'It was'} back after {format_duration(max(backs))}."
 
     return text
 
 
-def _position(incident: Incident) -> str:
-    """Describe the step of an incident: `at step 309`; an incident that nobody saw may have been
-    later."""
+def _describe_step(incident: Incident) -> str:
+    """Describe the step of an incident, such as `at step 309`."""
     if incident.step:
         position = f"at step {incident.step}"
     else:
@@ -170,13 +177,13 @@ def _position(incident: Incident) -> str:
     return f"{position} or later, at this time or later"
 
 
-def _repeated(loss: Incident, summary: Summary) -> str:
-    """Describe the work that was repeated after a loss."""
-    work = f"{_amount(loss.cost, summary)} of work" if loss.cost else ""
+def _describe_repeated_work(loss: Incident, summary: Summary) -> str:
+    """Describe the work that was repeated after the loss of a worker."""
+    work = f"{_format_worker_time(loss.cost, summary)} of work" if loss.cost else ""
 
     if not loss.seen:
         if loss.repeated:
-            minimum = f" At least {_steps(loss.repeated)} repeated"
+            minimum = f" At least {_format_steps(loss.repeated)} repeated"
         else:
             minimum = ""
 
@@ -186,7 +193,7 @@ def _repeated(loss: Incident, summary: Summary) -> str:
         )
 
     if loss.repeated:
-        text = f" {_steps(loss.repeated)} repeated"
+        text = f" {_format_steps(loss.repeated)} repeated"
     else:
         text = " No step was lost"
 
@@ -197,28 +204,28 @@ def _repeated(loss: Incident, summary: Summary) -> str:
     return f"{text}."
 
 
-def _steps(count: int) -> str:
+def _format_steps(count: int) -> str:
     if count == 1:
         return "1 step was"
     return f"{count} steps were"
 
 
-def _stops(summary: Summary) -> Iterator[str]:
+def _describe_stops(summary: Summary) -> Iterator[str]:
     pauses = [
         i.resumed - i.t
         for i in summary.incidents
         if i.kind == "lost" and i.left and i.resumed is not None
     ]
     if len(pauses) > 2:
-        usual = duration(median(pauses))
-        longest = duration(max(pauses))
+        usual = format_duration(median(pauses))
+        longest = format_duration(max(pauses))
         yield (
             f"{len(pauses)} losses stopped the other workers for {usual} (median), at most"
             f" {longest}."
         )
 
 
-def _checkpoints(summary: Summary) -> Iterator[str]:
+def _describe_checkpoints(summary: Summary) -> Iterator[str]:
     checkpoints = summary.checkpoints
     if checkpoints:
         count = len(checkpoints)
@@ -228,19 +235,20 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
         spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
         yield (
             f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB,"
-            f" {duration(spent)} each, during training; {sent:.3g} MB uploaded in total."
+            f" {format_duration(spent)} each, during training; {sent:.3g} MB uploaded in total."
         )
 
 
-def _share(summary: Summary) -> Iterator[str]:
-    amounts = {kind: summary.seconds(kind) for kind in (TRAINED, WAITED, LOST)}
+def _describe_use_of_time(summary: Summary) -> Iterator[str]:
+    amounts = {kind: summary.worker_seconds(kind) for kind in (TRAINED, WAITED, LOST)}
     total = sum(amounts.values())
     if total:
-        trained, waited, lost = (percent(value / total) for value in amounts.values())
-        yield f"{trained} of {_amount(total, summary)} trained, {waited} waited, {lost} lost."
+        trained, waited, lost = (format_percent(value / total) for value in amounts.values())
+        worker_time = _format_worker_time(total, summary)
+        yield f"{trained} of {worker_time} trained, {waited} waited, {lost} lost."
 
 
-def _gaps(summary: Summary) -> Iterator[str]:
+def _describe_gaps(summary: Summary) -> Iterator[str]:
     if summary.dropped:
         yield (
             f"{summary.dropped} events were dropped, because the object store was unavailable for"

@@ -1,5 +1,5 @@
-"""The worker's side of the coordinator's protocol: a thread that receives, sends heartbeats and
-reconnects."""
+"""The worker's side of the protocol: a thread that receives the coordinator's messages, sends
+heartbeats and reconnects."""
 
 import base64
 import contextlib
@@ -12,9 +12,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from rekindle.errors import ConfigError, RekindleError, RunAborted, say
+from rekindle.kubernetes_names import POD_IP, POD_NAME
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import (
     MAX_TEXT,
@@ -24,30 +24,32 @@ from rekindle.training.membership.protocol import (
     Message,
     encode,
 )
+from rekindle.training.spec import Fingerprint
 
 HEARTBEAT_INTERVAL_S = 0.2
 RETRY_INTERVAL_S = 0.1  # time between attempts to reach an unavailable coordinator
-# time between checks whether the run is complete, while the coordinator is unavailable
+# while the coordinator is unavailable, time between checks if the run is complete
 COMPLETE_CHECK_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
 
 
 class Client:
-    """This worker's view of the run's membership. Thread-safe."""
+    """The connection of this worker to the coordinator, with the newest group that it published.
+    Thread-safe."""
 
     def __init__(
-        self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]
+        self, host: str, port: int, fingerprint: Fingerprint, is_run_complete: Callable[[], bool]
     ) -> None:
-        """`run_complete` is polled while the coordinator is unavailable: the coordinator may have
-        exited after the run.
+        """`is_run_complete` is polled while the coordinator is unavailable: the coordinator exits
+        when the run is complete.
 
         Raises ConfigError if the run's secret is missing.
         """
-        handshake.run_secret()
-        self.run_complete = run_complete
+        handshake.read_run_secret()
+        self.run_complete = is_run_complete
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
-        self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+        self.name = os.environ.get(POD_NAME) or f"{socket.gethostname()}-{os.getpid()}"
         self.address = ""  # address of this worker in the coordinator's network
         self.step = -1
         self.is_busy = False  # True while this worker does work other than steps
@@ -66,7 +68,8 @@ class Client:
             "fingerprint": fingerprint,
         }
 
-        self._sent_values: dict[str, Message] = {}  # our `put` messages to the newest group
+        # `put` messages of this worker to the newest group, which a reconnect sends again
+        self._sent_values: dict[str, Message] = {}
         self._values: dict[str, bytes] = {}  # values of all members of the newest group
         self._acked_generation = 0
         self._waits_for_group = True  # False while this worker is a member of a group
@@ -78,14 +81,14 @@ class Client:
     def wait_for_group(
         self, current_generation: int, step: int, give_up: Callable[[], bool]
     ) -> tuple[int, Members] | None:
-        """Wait for the members of a later generation; return None if `give_up()` is true, or the
-        run is complete.
+        """Wait until the coordinator publishes a generation after `current_generation` that
+        includes this worker. Return None once `give_up()` is true or the run is complete.
 
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted
         the run.
         """
         self.step = step
-        # not started earlier: once this worker is registered, the other workers wait for it
+        # not started earlier: once this worker has registered, the other workers wait for it
         if not self._thread.ident:
             self._thread.start()
 
@@ -109,31 +112,32 @@ class Client:
                     self._waits_for_group = False
                     return self.published_group
 
-                self._condition.wait()  # code that makes give_up() true calls `wake`
+                # a caller whose give_up() becomes true calls `notify_waiters`
+                self._condition.wait()
 
         return None
 
     @property
     def must_exit(self) -> bool:
-        """True if this process must exit with an error, which `wait_for_group` and `wait_complete`
-        raise."""
+        """True if this process must exit with an error, which `wait_for_group` and
+        `wait_until_complete` raise."""
         return self._error is not None
 
     def report_failure(self, generation: int) -> None:
         """Report that a collective of `generation` failed. If this message is lost, the next `join`
-        repeats it."""
+        reports the same."""
         with self._condition:
             self._waits_for_group = True
             self.send({"fault": generation})
 
-    def wake(self) -> None:
+    def notify_waiters(self) -> None:
         """Make waiting threads check their condition again."""
         with self._condition:
             self._condition.notify_all()
 
-    def wait_complete(self, current_generation: int, seconds: float) -> bool:
-        """Wait at most `seconds` until the run is complete (True), or until a newer generation is
-        open."""
+    def wait_until_complete(self, current_generation: int, seconds: float) -> bool:
+        """Wait at most `seconds` until the run is complete or a newer generation is open. Return
+        True if the run is complete."""
         with self._condition:
             self._condition.wait_for(
                 lambda: (
@@ -145,7 +149,7 @@ class Client:
                 raise self._error
             return self.is_complete
 
-    def put(self, generation: int, key: str, value: bytes) -> None:
+    def send_value(self, generation: int, key: str, value: bytes) -> None:
         """Send a value to the other members of the group `generation`."""
         with self._condition:
             if generation == self.published_group[0]:
@@ -157,19 +161,19 @@ class Client:
                 }
                 self.send(self._sent_values[key])
 
-    def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
-        """Wait for values from members of the group `generation`, and return the values. Raises
-        RuntimeError."""
+    def wait_for_values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
+        """Wait until members of the group `generation` have sent values for `keys`, and return
+        them. Raises RuntimeError."""
         with self._condition:
             if not self._condition.wait_for(
-                lambda: self.has(generation, keys) or self._is_over(generation), seconds
+                lambda: self.has_values(generation, keys) or self._is_over(generation), seconds
             ):
                 raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
             if self._is_over(generation):
                 raise RuntimeError(f"generation {generation} is over")
             return [self._values[key] for key in keys]
 
-    def has(self, generation: int, keys: list[str]) -> bool:
+    def has_values(self, generation: int, keys: list[str]) -> bool:
         """Return True if the members of the group `generation` have sent values for all of these
         keys."""
         return generation == self.published_group[0] and self._values.keys() >= set(keys)
@@ -184,7 +188,8 @@ class Client:
     def send(self, message: Message) -> None:
         """Send a message to the coordinator.
 
-        If the coordinator is unavailable, drop the message: a reconnect repeats the state.
+        While the coordinator is unavailable, the message is dropped: after a reconnect, `join`
+        sends the current state.
         """
         with self._condition:
             try:
@@ -193,17 +198,17 @@ class Client:
             except OSError:
                 self._socket = None  # the receiving thread reconnects
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: object) -> None:
         """Record an event in the ledger, even after `leave`."""
         message = {"event": event, "name": self.name} | fields
         if self._has_left:
             with contextlib.suppress(OSError):
-                send_once(self.coordinator, message)
+                send_single_message(self.coordinator, message)
         else:
             self.send(message)
 
     def leave(self) -> None:
-        """Announce that this process leaves; send no further heartbeat, even if it continues."""
+        """Tell the coordinator that this process leaves, and send no further heartbeats."""
         with self._condition:
             self.send({"leave": "SIGTERM"})
             self._has_left = True
@@ -214,8 +219,8 @@ class Client:
             self._socket = None
 
     def report_error(self, message: str, code: int, *, temporary: bool) -> None:
-        """Report to the coordinator why this process ends, unless the error came from the
-        coordinator."""
+        """Report to the coordinator why this process ends, unless the coordinator has sent the
+        error."""
         if not self._error:
             report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
@@ -223,8 +228,8 @@ class Client:
         last_contact = last_log = time.monotonic()
         while not (self.is_complete or self.must_exit or self._has_left):
             try:
-                with connect(self.coordinator) as connection:
-                    self._listen(connection)
+                with connect_to_coordinator(self.coordinator) as connection:
+                    self._exchange_messages(connection)
 
                 last_contact = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -254,7 +259,7 @@ class Client:
         try:
             is_complete = self.run_complete()
         except ConfigError as error:
-            # the prefix belongs to another run, which made the coordinator exit
+            # the prefix belongs to another run; the coordinator has exited for the same reason
             problem = error
         except RekindleError as error:
             return say(f"cannot find out whether the run is complete: {error}")
@@ -267,7 +272,7 @@ class Client:
         if self.must_exit:
             self.on_abort()
 
-    def _listen(self, connection: socket.socket) -> None:
+    def _exchange_messages(self, connection: socket.socket) -> None:
         with self._condition:
             self.address = connection.getsockname()[0]
             group, members = self.published_group
@@ -342,27 +347,26 @@ class Client:
             self.on_abort()
 
     def _exit_hung(self) -> None:
-        """Print the stacks and exit: the main thread hangs, and the other workers continue without
-        this process."""
+        """Print the stack of each thread and exit, because the main thread hangs."""
         say("this worker has completed no step for too long and was dropped. Stack of each thread:")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
 
 
-def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """Connect to the coordinator; worker and coordinator prove that they belong to this run. Raises
+def connect_to_coordinator(coordinator: Address, timeout: float = 5.0) -> socket.socket:
+    """Connect to the coordinator, and let both sides prove that they belong to this run. Raises
     OSError."""
-    secret = handshake.run_secret()
+    secret = handshake.read_run_secret()
     # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
-    connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
+    connection = socket.create_connection(coordinator, timeout, (os.environ.get(POD_IP, ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a peer that lost its network does not close the connection: close it if data stays
+    # a peer that lost its network does not close the connection; the kernel closes it when data is
     # unacknowledged for 10,000 ms
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
 
     try:
-        handshake.introduce(connection, secret)
+        handshake.authenticate_worker(connection, secret)
     except BaseException:
         connection.close()
         raise
@@ -370,9 +374,9 @@ def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
     return connection
 
 
-def send_once(coordinator: Address, message: Message, timeout: float = 5.0) -> None:
-    """Send one message on a separate connection, without registering. Raises OSError."""
-    with connect(coordinator, timeout) as connection:
+def send_single_message(coordinator: Address, message: Message, timeout: float = 5.0) -> None:
+    """Send one message on a separate connection, without joining. Raises OSError."""
+    with connect_to_coordinator(coordinator, timeout) as connection:
         connection.sendall(encode(message))
 
 
@@ -388,7 +392,7 @@ def report_error(
     """Report to the coordinator why a worker ends."""
     text = message.encode(errors="replace").decode()[-MAX_TEXT:]
     try:
-        send_once(
+        send_single_message(
             coordinator,
             {"failed": text, "code": code, "name": name, "temporary": temporary},
             timeout,

@@ -1,4 +1,4 @@
-"""Check whether a run is complete: `<out>/model.json` is in the object store. Imports no torch."""
+"""Checks if a run is complete: if `<out>/model.json` is in the object store. Imports no torch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
+def read_completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
     """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object
     store.
 
@@ -41,9 +41,8 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """Return the object store that the environment names.
-
-    The function imports the S3 library, which takes half a second.
+    """Return the object store of the environment variables. The first call imports the S3 library,
+    which takes half a second.
     """
     from rekindle.storage import Store
 

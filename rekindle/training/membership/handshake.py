@@ -1,13 +1,12 @@
-"""The handshake of a worker and its coordinator: each proves that it knows the run's secret,
-without revealing it.
+"""The handshake in which a worker and its coordinator prove to each other that they know the run's
+secret.
 
     coordinator → worker    {"nonce": C}
     worker → coordinator    {"nonce": W, "proof": HMAC-SHA256(secret, "worker C W")}
     coordinator → worker    {"proof": HMAC-SHA256(secret, "coordinator C W")}
 
-Until both sides have proved this, neither side accepts any other message. Later messages are
-neither encrypted nor signed: only the network itself can protect them from an attacker who modifies
-traffic.
+Before the handshake, neither side accepts another message. Later messages are neither encrypted nor
+signed: against an attacker who modifies traffic, the network must protect them.
 """
 
 import hashlib
@@ -16,63 +15,65 @@ import json
 import os
 import secrets
 import socket
-from typing import Any
 
 from rekindle.errors import ConfigError
-from rekindle.training.membership.protocol import encode
+from rekindle.kubernetes_names import REKINDLE_SECRET
+from rekindle.training.membership.protocol import Message, encode
 
-VARIABLE = "REKINDLE_SECRET"  # environment variable of every process of a run
 MIN_SECRET_LENGTH = 32  # minimum number of characters
 MAX_LINE = 512  # maximum number of bytes of a handshake message
-TIMEOUT_S = 5.0  # time limit for the worker's proof
+PROOF_TIMEOUT_S = 5.0  # time limit for the worker's proof
 
 
-def run_secret() -> bytes:
+def read_run_secret() -> bytes:
     """Return the secret of this run. Raises ConfigError."""
-    secret = os.environ.get(VARIABLE, "")
+    secret = os.environ.get(REKINDLE_SECRET, "")
     if len(secret) < MIN_SECRET_LENGTH:
+        problem = "too short" if secret else "not set"
         raise ConfigError(
-            f"{VARIABLE} is {'too short' if secret else 'not set'}: the workers and the coordinator"
-            " of a run authenticate each other with it. Render the manifest again, which creates a"
-            f" Secret for each run; or set it to the same {MIN_SECRET_LENGTH} or more random"
-            " characters in all processes of the run."
+            f"{REKINDLE_SECRET} is {problem}: the workers and the coordinator of a run"
+            " authenticate each other with it. Render the manifest again, which creates a Secret"
+            f" for each run; or set it to the same {MIN_SECRET_LENGTH} or more random characters"
+            " in all processes of the run."
         )
     return secret.encode()
 
 
-def nonce() -> str:
+def create_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str) -> str:
+def compute_proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str) -> str:
     """Return the HMAC that proves that `sender` ("worker" or "coordinator") knows the secret."""
     return hmac.new(
         secret, f"{sender} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256
     ).hexdigest()
 
 
-def answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
-    """Check the worker's proof in `line`, and return the coordinator's proof.
+def verify_and_answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
+    """Check the worker's proof in `line`, and return the line with the coordinator's proof.
 
-    Raises ValueError if the proof is wrong.
+    Raises ValueError if the worker's proof is wrong.
     """
-    message: Any = json.loads(line)
-    if not isinstance(message, dict) or not isinstance(worker_nonce := message.get("nonce"), str):
+    message = json.loads(line)
+    worker_nonce = message.get("nonce") if isinstance(message, dict) else None
+    if not isinstance(worker_nonce, str):
         raise ValueError("no proof")
-    _check_proof(message, proof(secret, "worker", coordinator_nonce, worker_nonce))
-    return encode({"proof": proof(secret, "coordinator", coordinator_nonce, worker_nonce)})
+
+    _check_proof(message, compute_proof(secret, "worker", coordinator_nonce, worker_nonce))
+    return encode({"proof": compute_proof(secret, "coordinator", coordinator_nonce, worker_nonce)})
 
 
-def introduce(connection: socket.socket, secret: bytes) -> None:
+def authenticate_worker(connection: socket.socket, secret: bytes) -> None:
     """Perform the worker's side of the handshake. Raises OSError."""
     try:
         coordinator_nonce = str(json.loads(_read_line(connection))["nonce"])
-        worker_nonce = nonce()
-        own_proof = proof(secret, "worker", coordinator_nonce, worker_nonce)
+        worker_nonce = create_nonce()
+        own_proof = compute_proof(secret, "worker", coordinator_nonce, worker_nonce)
         connection.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
         _check_proof(
             json.loads(_read_line(connection)),
-            proof(secret, "coordinator", coordinator_nonce, worker_nonce),
+            compute_proof(secret, "coordinator", coordinator_nonce, worker_nonce),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConnectionError(
@@ -80,7 +81,7 @@ def introduce(connection: socket.socket, secret: bytes) -> None:
         ) from None
 
 
-def _check_proof(message: Any, expected_proof: str) -> None:
+def _check_proof(message: Message, expected_proof: str) -> None:
     if not hmac.compare_digest(
         str(message["proof"]).encode(errors="replace"), expected_proof.encode()
     ):
@@ -88,13 +89,15 @@ def _check_proof(message: Any, expected_proof: str) -> None:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Read one line. Nothing follows this line: the other side waits for our next message."""
+    """Read one line. No data follows it, since the other side then waits for an answer."""
     line = b""
     while not line.endswith(b"\n"):
         data = connection.recv(MAX_LINE)
         if not data:
             raise ConnectionError(
-                f"connection closed during the handshake: is {VARIABLE} the same on both sides?"
+                "the other side closed the connection during the handshake: is"
+                f" {REKINDLE_SECRET} the same on both"
+                " sides?"
             )
         line += data
         if len(line) > MAX_LINE:

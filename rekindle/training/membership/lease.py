@@ -1,10 +1,9 @@
-"""The lease of a run's coordinator: an object next to the checkpoints, changed by compare-and-swap.
+"""The lease of a run's coordinator: an object next to the checkpoints that the newest coordinator
+takes over by compare-and-swap.
 
-The newest coordinator holds the lease.
-
-Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere:
-workers that reach the old coordinator would train in a separate group. The old coordinator ends as
-soon as it reads that another coordinator holds the lease.
+If a node loses its network and its coordinator is restarted elsewhere, two coordinators run at
+once, and workers that reach the old one would train in a separate group. The old coordinator exits
+as soon as it reads that it has lost the lease.
 """
 
 import json
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, NotFound, RekindleError
+from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class Lease:
         )
         self.content = {
             "id": id,
-            "host": os.environ.get("POD_NAME") or socket.gethostname(),
+            "host": os.environ.get(POD_NAME) or socket.gethostname(),
             "identity": self.identity,
         }
         self.store: Store | None = None
         self.is_held = False
 
     def renew(self) -> None:
-        """Acquire the lease, or check that we still hold it.
+        """Acquire the lease, or check that this coordinator still holds it.
 
         Raises StorageError; RekindleError if another coordinator holds it.
         """
@@ -76,7 +76,7 @@ class Lease:
             try:
                 self.store.put(self.key, value, **condition)
             except Conflict:
-                continue  # another coordinator is starting at the same time
+                continue  # another coordinator has written the lease at the same time
 
             self.is_held = True
             return
@@ -89,6 +89,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except (ValueError, RecursionError):  # a damaged lease has no owner
+        except (ValueError, RecursionError):  # a damaged lease counts as free
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

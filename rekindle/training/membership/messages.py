@@ -1,6 +1,6 @@
-"""Parse and validate a worker's messages (see protocol.py): form, types and size limits."""
+"""Parses and validates the messages of workers (see protocol.py): keys, types and size limits."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
@@ -16,16 +16,16 @@ Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-# untyped, because type checkers accept only calls of TypedDict with literals
+# typed as Any, because type checkers accept only literals as arguments of TypedDict
 typed_dict: Any = TypedDict
 
 
-def form(extra: Any = "forbid", **fields: Any) -> Any:
+def make_message_type(extra: Literal["forbid", "allow"] = "forbid", **fields: object) -> Any:
     """Return the type of an object with exactly these fields."""
     return with_config(ConfigDict(strict=True, extra=extra))(typed_dict("Form", fields))
 
 
-HELLO = form(
+HELLO = make_message_type(
     protocol=int,
     id=Id,
     name=Name,
@@ -36,27 +36,28 @@ HELLO = form(
     group=Number,
     peers=Annotated[list[Id], Field(max_length=4096)],
 )
-FORMS = {
-    "beat": form(beat=Step, busy=bool),
-    "ack": form(ack=Number, step=Step),
-    "join": form(join=HELLO),
-    "fault": form(fault=Number),
-    "failed": form(
+MESSAGE_TYPES = {
+    "beat": make_message_type(beat=Step, busy=bool),
+    "ack": make_message_type(ack=Number, step=Step),
+    "join": make_message_type(join=HELLO),
+    "fault": make_message_type(fault=Number),
+    "failed": make_message_type(
         failed=Text, code=Annotated[int, Field(ge=1, le=255)], name=Name, temporary=bool
     ),
-    "event": form("allow", event=Name, name=Name),
-    "put": form(put=Number, key=Name, value=Value),
-    "leave": form(leave=Name),
-    "done": form(done=Name),
+    "event": make_message_type("allow", event=Name, name=Name),
+    "put": make_message_type(put=Number, key=Name, value=Value),
+    "leave": make_message_type(leave=Name),
+    "done": make_message_type(done=Name),
 }
-KINDS = {kind: TypeAdapter[Any](form) for kind, form in FORMS.items()}
+MESSAGE_VALIDATORS = {kind: TypeAdapter[Any](form) for kind, form in MESSAGE_TYPES.items()}
 
 
-def parse(line: bytes) -> tuple[str, Message]:
-    """Return the kind of a message (its key in KINDS) and the message. Raises ValueError."""
+def parse_message(line: bytes) -> tuple[str, Message]:
+    """Return the kind of a message (its key in MESSAGE_VALIDATORS) and the message. Raises
+    ValueError."""
     message = from_json(line, allow_inf_nan=False)
     if isinstance(message, dict):
-        kind = next((kind for kind in KINDS if kind in message), "")
+        kind = next((kind for kind in MESSAGE_VALIDATORS if kind in message), "")
     else:
         kind = ""
 
@@ -64,7 +65,7 @@ def parse(line: bytes) -> tuple[str, Message]:
         raise ValueError(f"unknown message: {line[:100]!r}")
 
     try:
-        return kind, KINDS[kind].validate_python(message)
+        return kind, MESSAGE_VALIDATORS[kind].validate_python(message)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False, include_input=False)
         raise ValueError(

@@ -1,7 +1,7 @@
 """Prometheus metrics of a training: GET / on port REKINDLE_METRICS of its coordinator.
 
-Read-only and unauthenticated, so a NetworkPolicy limits access (configs/platform/prometheus.yaml).
-A new coordinator starts all metrics from zero.
+The endpoint is read-only and does not authenticate clients, so a NetworkPolicy limits access
+(configs/platform/prometheus.yaml). A new coordinator starts all metrics from zero.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.training.ledger.accounting import Accounts
+from rekindle.training.ledger.accounting import EventAccounting
 from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
-from rekindle.training.membership.state_machine import Membership
+from rekindle.training.membership.state_machine import MembershipStateMachine
 
-# environment variable: the port; without this variable, no metrics are served
-VARIABLE = "REKINDLE_METRICS"
+# environment variable with the port; without it, the coordinator serves no metrics
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUESTS = 16  # number of simultaneous requests
 MAX_REQUEST_BYTES = 16 << 10
 COUNTED_EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
-MAX_STEP_TIMES = 1000  # number of steps whose times are kept: only recent steps are repeated
+# number of recent steps whose times are stored: a failure repeats only recent steps
+MAX_STEP_TIMES = 1000
 
 
-class Exporter(Collector):
-    """Counts the events of a training, and serves the counts."""
+class MetricsExporter(Collector):
+    """Counts the events of a training, and serves the counts to Prometheus."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: MembershipStateMachine) -> None:
         self.membership = membership
-        self.accounts = Accounts()
+        self.accounts = EventAccounting()
         self.loss: float | None = None
         self.active_requests = 0
 
@@ -40,14 +40,15 @@ class Exporter(Collector):
         """Add an event of the ledger, or set the newest loss."""
         if event == "loss":
             self.loss = float(fields["loss"])
-        # the ledger needs the last step of an earlier process, the counts of this process do not
+        # events with `age_s` are about an earlier process, whose steps this coordinator does not
+        # count
         elif "age_s" not in fields:
             self.accounts.apply({"t": time.time(), "event": event} | fields)
             for points in (self.accounts.points, self.accounts.summary.points):
                 del points[:-MAX_STEP_TIMES]
 
     async def serve(self, host: str | None, port: int) -> asyncio.Server:
-        """Start and return the server. Raises OSError if the port is taken."""
+        """Start the server and return it. Raises OSError if the port is in use."""
         return await asyncio.start_server(self._answer, host, port, limit=MAX_REQUEST_BYTES)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +60,7 @@ class Exporter(Collector):
                 if self.active_requests <= MAX_REQUESTS:
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
                         await reader.readuntil(b"\r\n\r\n")
-                        body = self.text()
+                        body = self.format_metrics()
                         head = (
                             f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection:"
                             " close\r\n"
@@ -72,7 +73,7 @@ class Exporter(Collector):
             self.active_requests -= 1
             writer.close()
 
-    def text(self) -> bytes:
+    def format_metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self)
 
@@ -103,7 +104,7 @@ class Exporter(Collector):
         seconds = GaugeMetricFamily(
             "rekindle_training_worker_seconds", description, labels=["kind"]
         )
-        for kind, value in self._seconds().items():
+        for kind, value in self._sum_worker_seconds().items():
             seconds.add_metric([kind], value)
 
         yield seconds
@@ -115,8 +116,8 @@ class Exporter(Collector):
 
         yield events
 
-    def _seconds(self) -> dict[str, float]:
-        """Return the worker-seconds up to now, by kind."""
+    def _sum_worker_seconds(self) -> dict[str, float]:
+        """Return the worker-seconds until now by kind: trained, waited, lost."""
         seconds: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
         now = time.time()
         for life in self.accounts.lives.values():

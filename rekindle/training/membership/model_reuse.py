@@ -1,5 +1,5 @@
-"""Reuse the model of an identical earlier training, and record the model of this training for later
-runs."""
+"""Reuses the model of an identical earlier training, and records the model of this training for
+reuse by later runs."""
 
 import time
 from contextlib import suppress
@@ -15,8 +15,8 @@ from rekindle.training.spec import TrainingSpec
 
 
 class ReusableModel:
-    """The cache entry of a training; nothing is reused or recorded while the object store is
-    unavailable."""
+    """The cache entry of a training. While the object store is unavailable, `reuse` and `record` do
+    nothing."""
 
     def __init__(self, spec: TrainingSpec) -> None:
         self.spec = spec
@@ -49,18 +49,18 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            # a short training may end before `reuse` does
+            # `reuse` may still be running when a short training ends
             inputs = self.facts or facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
             if len(sizes) < len(FILES):
-                return  # the model was removed meanwhile
+                return  # the model has been removed since
 
             artifacts = {
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
-            # a training that runs although an entry exists replaces it
+            # replaces an existing entry
             entries.record(
                 store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds)
             )

@@ -44,7 +44,7 @@ worker on a connection, or a message from an unregistered worker ends the connec
 import os
 from typing import Any
 
-from argolocal.common.environment import MAX_PORT, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer
 from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
 
@@ -65,7 +65,7 @@ def encode(message: Message) -> bytes:
 
 def coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
-    return whole_number("MASTER_PORT", PORT, 1, MAX_PORT)
+    return read_integer("MASTER_PORT", PORT, 1, MAX_PORT)
 
 
 def coordinator_address() -> Address | None:

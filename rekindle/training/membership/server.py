@@ -1,25 +1,25 @@
-"""The coordinator of a training run: decides which workers train together and when the run is
-complete. No torch.
+"""The coordinator of a training run: decides which workers train together, and when the run is
+complete. Imports no torch.
 
     python -m rekindle.training.membership.server <the same flags as `rekindle step steps.train`>
 
 Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that
-prove knowledge of REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in
-the object store; with 78, 65 or 1 and the workers' message if they cannot continue; with 143 after
-SIGTERM: the next coordinator resumes the run. A new coordinator takes the run over from an older
-coordinator.
+prove that they know REKINDLE_SECRET (handshake.py). Exit codes: 0 if `<out>/model.json` is in the
+object store; 78, 65 or 1, with the workers' error message, if the run cannot continue; 143 after
+SIGTERM, after which the next coordinator continues the run. A new coordinator replaces an older
+one.
 
-protocol.py defines the messages, state_machine.py makes the decisions. A worker that dies closes
-its connection. A worker that is silent for `silence_seconds` is dropped, unless the group has
-completed a step since; it may join again. A worker that is alive, but neither completes steps nor
-acknowledges for `hung_seconds`, is dropped and must exit. Without a coordinator the workers
-continue in their group.
+protocol.py defines the messages, state_machine.py makes the decisions. When a worker dies, its
+connection closes. The coordinator drops a worker that is silent for `silence_seconds`, unless the
+group completes steps; such a worker may join again. It also drops a live worker that for
+`hung_seconds` neither completes a step nor acknowledges a generation; such a worker must exit.
+While the coordinator is unavailable, the workers continue in their group.
 """
 
 import signal
 import socket
 
-# pending until a handler is installed: the kernel would discard the signal for PID 1
+# block SIGTERM until a handler is installed: the kernel would discard the signal for PID 1
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -32,47 +32,54 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Coroutine
 from typing import Any, NoReturn, cast
 
 from argolocal.common import exit_codes
-from argolocal.common.environment import MAX_PORT, seconds, whole_number
+from argolocal.common.environment import MAX_PORT, read_integer, read_seconds
 from rekindle.errors import RekindleError, StorageError, say
+from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRICS
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
-from rekindle.training.membership import handshake, metrics_endpoint
-from rekindle.training.membership.completion import completed_model, open_store
+from rekindle.training.membership import handshake
+from rekindle.training.membership.completion import open_store, read_completed_model
 from rekindle.training.membership.lease import Lease
-from rekindle.training.membership.messages import parse
-from rekindle.training.membership.metrics_endpoint import Exporter
+from rekindle.training.membership.messages import parse_message
+from rekindle.training.membership.metrics_endpoint import MetricsExporter
 from rekindle.training.membership.model_reuse import ReusableModel
 from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator_port, encode
-from rekindle.training.membership.state_machine import Membership
+from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
 
-# environment variable: seconds that the workers may train; time that they wait does not count
-DEADLINE = "REKINDLE_DEADLINE"
-TICK_S = 0.1
-LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
-# maximum number of connections that have not authenticated yet, in addition to one per worker;
-# further connections close the oldest
-MAX_UNVERIFIED = 128
-MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
+# environment variable with the number of seconds that the workers may train, without waiting times
+TICK_INTERVAL_S = 0.1
+MAX_TICK_DELAY_S = (
+    0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
+)
+# maximum number of connections without authentication, in addition to one per worker; a further
+# connection closes the oldest
+MAX_UNVERIFIED_CONNECTIONS = 128
+MAX_UNREAD_BYTES = (
+    64 << 20
+)  # maximum number of bytes that are buffered for a peer that does not read
 RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
 LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
 
 
 class Coordinator:
-    """Connects a Membership with sockets, the clock and the object store."""
+    """Connects the state machine with sockets, the clock and the object store."""
 
     def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
-        self.membership = Membership(spec)
+        self.membership = MembershipStateMachine(spec)
         self.ledger = Ledger(open_store, spec.ledger)
-        self.exporter = Exporter(self.membership)
+        self.exporter = MetricsExporter(self.membership)
         self.reusable = ReusableModel(spec)
         self.has_checked_reuse = False
         self.trained_seconds = 0.0
-        self.max_seconds = seconds(DEADLINE, math.inf, "Correct it, or unset it for no limit.")
+        self.max_seconds = read_seconds(
+            REKINDLE_DEADLINE, math.inf, "Correct it, or unset it for no limit."
+        )
         self.connections: dict[str, Connection] = {}
         # connection without a proof → deadline of the proof; the oldest first
         self.unverified_connections: dict[Connection, float] = {}
@@ -87,8 +94,7 @@ class Coordinator:
         loop = asyncio.get_running_loop()
 
         try:
-            # with the default of 100, workers would wait for seconds while others open many
-            # connections
+            # with the default backlog of 100, workers might wait for seconds while many connect
             server = await loop.create_server(
                 lambda: Connection(self), host, port, backlog=socket.SOMAXCONN
             )
@@ -99,7 +105,7 @@ class Coordinator:
                 " or set MASTER_PORT to another port for this run."
             ) from error
 
-        loop.add_signal_handler(signal.SIGTERM, self.end, exit_codes.TERMINATED)
+        loop.add_signal_handler(signal.SIGTERM, self.set_exit_code, exit_codes.TERMINATED)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         metrics_server = await self._start_metrics_server(host)
         self._start_task(self._check_completion())
@@ -108,7 +114,7 @@ class Coordinator:
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
 
         if ticker.done():
-            # raises the error of `_tick`: without ticks, no silent worker would be dropped
+            # raises the error of `_tick`, without which silent workers would not be dropped
             ticker.result()
 
         code = await self.exit_code
@@ -125,8 +131,8 @@ class Coordinator:
         return code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = whole_number(metrics_endpoint.VARIABLE, 0, 0, MAX_PORT)
-        # on a loopback address, every local user could read the metrics
+        port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
+        # not on a loopback address, where every local user could read the metrics
         if port and not (host or "").startswith("127."):
             try:
                 return await self.exporter.serve(host, port)
@@ -136,19 +142,19 @@ class Coordinator:
 
     async def _tick(self) -> None:
         while True:
-            due_time = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
+            due_time = time.monotonic() + TICK_INTERVAL_S
+            await asyncio.sleep(TICK_INTERVAL_S)
 
             now = time.monotonic()
-            if now - due_time > LATE_TICK_S:
+            if now - due_time > MAX_TICK_DELAY_S:
                 self.membership.exclude_pause(now - due_time)
 
             self.membership.tick(now)
             if self.membership.is_published and self.membership.members:
-                self.trained_seconds += TICK_S
+                self.trained_seconds += TICK_INTERVAL_S
 
             if self.trained_seconds > self.max_seconds:
-                self.membership.conclude(
+                self.membership.end_run(
                     1,
                     f"this training takes longer than the {self.max_seconds / 60:g} minutes of"
                     " cluster.pods.train.deadline_minutes (time spent waiting for workers is not"
@@ -156,7 +162,7 @@ class Coordinator:
                     " resume`.",
                 )
 
-            self.flush()
+            self.send_outbox()
             for connection in [
                 connection
                 for connection, deadline in self.unverified_connections.items()
@@ -165,15 +171,16 @@ class Coordinator:
                 self.reject(connection)
 
     def admit(self, connection: "Connection") -> None:
-        """Accept a new connection and give it some seconds for its proof."""
-        self.unverified_connections[connection] = time.monotonic() + handshake.TIMEOUT_S
-        # all workers may reconnect at once
-        if len(self.unverified_connections) > MAX_UNVERIFIED + self.spec.max_workers:
+        """Register a new connection, which must prove within seconds that it knows the secret."""
+        self.unverified_connections[connection] = time.monotonic() + handshake.PROOF_TIMEOUT_S
+        # the limit allows all workers to reconnect at once
+        if len(self.unverified_connections) > MAX_UNVERIFIED_CONNECTIONS + self.spec.max_workers:
             self.reject(next(iter(self.unverified_connections)))
         connection.transport.write(encode({"nonce": connection.nonce}))
 
     def reject(self, connection: "Connection") -> None:
-        """Close a connection without a proof; log the number of such connections at intervals."""
+        """Close a connection that has not proved that it knows the secret; log their number at
+        intervals."""
         self.unverified_connections.pop(connection, None)
         connection.transport.abort()
         self.rejected_count += 1
@@ -203,21 +210,21 @@ class Coordinator:
         elif kind == "beat":
             membership.heartbeat(now, worker, message["beat"], message["busy"])
         elif kind == "ack":
-            membership.ack(now, worker, message["ack"], message["step"])
+            membership.acknowledge(now, worker, message["ack"], message["step"])
         elif kind == "fault":
             membership.report_failure(now, worker, message["fault"])
         elif kind == "put":
-            membership.exchange(worker, message)
+            membership.forward_value(worker, message)
         elif kind == "leave":
             membership.remove(now, worker, "drain")
         elif kind == "done":
             membership.heartbeat(now, worker, -1, busy=True)
             self._start_task(self._check_completion(message["done"]))
 
-        self.flush()
+        self.send_outbox()
 
-    def flush(self) -> None:
-        """Send the state machine's messages; exit if it has ended the run."""
+    def send_outbox(self) -> None:
+        """Send the state machine's messages and record its events; exit if it has ended the run."""
         membership = self.membership
         outbox = membership.outbox
         membership.outbox = []
@@ -244,19 +251,19 @@ class Coordinator:
         if membership.verdict and not self.exit_code.done():
             code, text = membership.verdict
             self._broadcast({"failed": text, "code": code})
-            self.end(code)
+            self.set_exit_code(code)
             fail(RekindleError(text))
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger and the metrics; record the event `loss` only in the
+        """Record an event in the ledger and in the metrics; the event `loss` only in the
         metrics."""
         if event != "loss":
             self.ledger.note(event, **fields)
-        # the exporter ignores malformed events
+        # malformed events are left out of the metrics
         with contextlib.suppress(KeyError, TypeError, ValueError):
             self.exporter.note(event, **fields)
 
-    def end(self, code: int) -> None:
+    def set_exit_code(self, code: int) -> None:
         """Exit with `code`, unless an exit code is already set."""
         if not self.exit_code.done():
             self.exit_code.set_result(code)
@@ -265,7 +272,7 @@ class Coordinator:
         for connection in self.connections.values():
             connection.send(encode(message))
 
-    def _start_task(self, coroutine: Any) -> None:
+    def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -276,22 +283,22 @@ class Coordinator:
             self.exit_code.set_exception(error)
 
     async def _check_completion(self, sha256: str = "") -> None:
-        """Exit if the model is in the object store. `sha256`: set if a worker has reported this
-        model."""
+        """Exit if the model is in the object store. `sha256`: hash of the model that a worker
+        reports as written, else ""."""
         while True:
             try:
                 if not self.has_checked_reuse:
                     self.has_checked_reuse = True
-                    if not await asyncio.to_thread(completed_model, self.spec):
+                    if not await asyncio.to_thread(read_completed_model, self.spec):
                         await asyncio.to_thread(self.reusable.reuse)
 
-                model = await asyncio.to_thread(completed_model, self.spec)
+                model = await asyncio.to_thread(read_completed_model, self.spec)
                 break
             except StorageError as error:
                 log(f"{error} Trying again.")
                 await asyncio.sleep(1)
             except RekindleError as error:
-                return self.end(fail(error))
+                return self.set_exit_code(fail(error))
 
         if self.exit_code.done():
             return  # another check has already ended the run
@@ -302,9 +309,9 @@ class Coordinator:
                 await asyncio.wait_for(asyncio.to_thread(self.reusable.record), RECORD_TIMEOUT_S)
 
             self._broadcast({"complete": True})
-            self.end(0)
+            self.set_exit_code(0)
         elif sha256:
-            self.end(
+            self.set_exit_code(
                 fail(
                     RekindleError(
                         f"{self.spec.out}/model.json is missing, although a worker has written it."
@@ -313,8 +320,7 @@ class Coordinator:
             )
 
     async def _renew_lease(self) -> None:
-        """Take the run over from any other coordinator; exit if another coordinator takes it over
-        later."""
+        """Take over the run from an older coordinator; exit when a newer one takes it over."""
         lease = Lease(open_store, self.spec, self.id)
         is_reported = False
 
@@ -323,7 +329,8 @@ class Coordinator:
                 was_held = lease.is_held
                 await asyncio.to_thread(lease.renew)
                 if not was_held:
-                    # not before `renew`: the prefix might belong to another run
+                    # recorded after `renew`, which checks that the prefix does not belong to
+                    # another run
                     self.ledger.note("coordinator", id=self.id)
 
                 is_reported = False
@@ -336,7 +343,7 @@ class Coordinator:
 
                 is_reported = True
             except RekindleError as error:
-                return self.end(fail(error))
+                return self.set_exit_code(fail(error))
 
             await asyncio.sleep(lease.RENEW_INTERVAL_S)
             if not (self.membership.is_published and self.membership.alive_workers):
@@ -345,14 +352,14 @@ class Coordinator:
 
 
 class Connection(asyncio.Protocol):
-    """Connection of one worker, which exchanges messages once the worker has proved that it knows
+    """The connection of one worker. It accepts messages once the worker has proved that it knows
     the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.worker = ""
         self.pending_data = b""
-        self.nonce = handshake.nonce()
+        self.nonce = handshake.create_nonce()
 
     @property
     def peer(self) -> str:
@@ -364,7 +371,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, line: bytes) -> None:
         """Send a line, or close the connection if the peer does not read."""
-        if self.transport.get_write_buffer_size() > MAX_UNREAD:
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.transport.abort()
         else:
             self.transport.write(line)
@@ -374,7 +381,7 @@ class Connection(asyncio.Protocol):
         try:
             for line in lines:
                 if self.nonce:
-                    self._prove(line)
+                    self._verify_proof(line)
                 else:
                     self._handle(line)
 
@@ -389,15 +396,15 @@ class Connection(asyncio.Protocol):
                 )
                 self.transport.abort()
 
-    def _prove(self, line: bytes) -> None:
+    def _verify_proof(self, line: bytes) -> None:
         if len(line) > handshake.MAX_LINE:
             raise ValueError("line too long")
-        self.transport.write(handshake.answer(line, self.coordinator.secret, self.nonce))
+        self.transport.write(handshake.verify_and_answer(line, self.coordinator.secret, self.nonce))
         self.nonce = ""
         del self.coordinator.unverified_connections[self]
 
     def _handle(self, line: bytes) -> None:
-        kind, message = parse(line)
+        kind, message = parse_message(line)
         if kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
@@ -410,14 +417,14 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.coordinator.unverified_connections.pop(self, None)
-        # the coordinator closes the connections: no worker is lost
+        # the coordinator closes all connections when it exits, so the worker is not lost
         if self.coordinator.exit_code.done():
             return
-        # not the case if the worker has reconnected
+        # if the worker has reconnected, its new connection is registered
         if self.coordinator.connections.get(self.worker) is self:
             del self.coordinator.connections[self.worker]
             self.coordinator.membership.remove(time.monotonic(), self.worker)
-            self.coordinator.flush()
+            self.coordinator.send_outbox()
 
 
 def log(text: str) -> None:
@@ -427,24 +434,24 @@ def log(text: str) -> None:
 
 def main(argv: list[str]) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # the limit of open files must allow one connection per worker
+    # raise the limit of open files, since each worker needs a connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
         spec = TrainingSpec.from_flags(argv)
-        secret = handshake.run_secret()
+        secret = handshake.read_run_secret()
     except RekindleError as error:
         return fail(error)
 
     async def serve() -> NoReturn:
         code = 1
         try:
-            code = await Coordinator(spec, secret).run(os.environ.get("POD_IP"), coordinator_port())
+            code = await Coordinator(spec, secret).run(os.environ.get(POD_IP), coordinator_port())
         except RekindleError as error:
             code = fail(error)
         except Exception:
             traceback.print_exc()
-        # asyncio and Python would wait for requests to the object store, which may be unresponsive
-        # for minutes
+        # exit at once: asyncio and Python would wait for requests to the object store, which may
+        # not answer for minutes
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()

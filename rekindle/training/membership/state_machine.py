@@ -1,35 +1,36 @@
-"""The group membership as a pure state machine: timed events in, messages out. No clock, no
-sockets.
+"""The membership of workers in groups, as a pure state machine: its methods receive events with
+their times, and add messages to an outbox.
 
-server.py adds the sockets; protocol.py defines the messages. A generation is *opened* when a worker
-joins, leaves or is lost, and *published* as soon as `has_quorum` holds. Generation numbers are
-never reused, not even by a restarted coordinator, because this coordinator adopts the group that
-the workers report.
+server.py adds the clock and the sockets; protocol.py defines the messages. A generation is *opened*
+when a worker joins, leaves or is lost, and *published* as soon as `has_quorum` is true. A
+generation number is never reused: a restarted coordinator adopts the group that the workers report.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common import exit_codes
+from argolocal.common.wording import first_names
 from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
-JOIN_TIMEOUT_S = 1.0  # time that the first group waits for the expected workers
-# a worker of a hung group that does not acknowledge within this time is the cause
+JOIN_TIMEOUT_S = 1.0  # time to wait for the expected workers before the first group is published
+# in a group that makes no steps, a worker that does not acknowledge within this time is hung
 HANG_CHECK_TIMEOUT_S = 30.0
-# number of consecutive groups that broke without a step or a lost worker after which groups are
-# delayed
+# number of consecutive groups that may break without a step and without a lost worker; later groups
+# are delayed
 MAX_FRUITLESS_GROUPS = 3
-# number of worker errors without a newer step in between after which the run is aborted
+# the run is aborted after this number of worker errors without a newer step in between
 MAX_CRASHES = 3
 # maximum number of values that a member sends to the other members of its group, on average
 MAX_VALUES = 16
+MAX_NAMES = 20  # maximum number of workers that a line of the log names
 REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
 @dataclass
 class Worker:
-    """A live worker process. The caller of the state machine supplies all times."""
+    """A live worker process. All times are those that the caller of the state machine passes."""
 
     id: str
     name: str
@@ -43,16 +44,19 @@ class Worker:
 
 @dataclass
 class CrashCounter:
-    """Counts worker errors. An error that all members report in the same step counts once."""
+    """Counts worker errors. An error that several members report in the same step counts once."""
 
     count: int = 0
     position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error
     reporters: set[str] = field(default_factory=set)
 
     def record(self, name: str, step: int, group: int, members: int) -> int:
-        """Return the number of errors since the newest step; up to `members` workers may report the
-        same error."""
-        position = max(step, 0), group  # restoring a first state is not progress
+        """Record an error, and return the number of errors since the newest step.
+
+        Reports of up to `members` workers in the same step and group count as one error.
+        """
+        # step -1 (no state yet) and step 0 are the same progress
+        position = max(step, 0), group
         if position[0] != self.position[0]:
             self.count = 0
         if position != self.position or name in self.reporters or len(self.reporters) >= members:
@@ -64,8 +68,9 @@ class CrashCounter:
 
 
 @dataclass
-class Membership:
-    """The state machine: messages go to `outbox`, ledger events to `events`, log lines to `log`."""
+class MembershipStateMachine:
+    """The state machine. It adds messages to `outbox`, ledger events to `events`, and log lines to
+    `log`."""
 
     config: TrainingSpec
     generation: int = 0  # the newest opened generation
@@ -74,17 +79,17 @@ class Membership:
     must_abort: bool = False
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
-    # ids of the workers for the next group: members first, then by arrival; other workers are
-    # spares
+    # ids of the workers of the next group: current members first, then by arrival; further workers
+    # are spares
     eligible_ids: list[str] = field(default_factory=list)
-    # members of an adopted group that must join again
+    # members of an adopted group that have not joined this coordinator yet
     unregistered_ids: set[str] = field(default_factory=set)
     # eligible workers that have not acknowledged yet
     unacknowledged_ids: set[str] = field(default_factory=set)
-    # fingerprint of the live workers, which is fixed once a group was published
+    # fingerprint that workers must have, which is fixed once a group was published
     fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
-    # time since which workers are refused while too few other workers are alive
+    # time of the first refusal since which too few other workers are alive
     refused_since: float = float("inf")
     # `put` messages of the group's members
     values: dict[str, Message] = field(default_factory=dict)
@@ -116,8 +121,8 @@ class Membership:
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def has_quorum(self, now: float) -> bool:
-        """Return True if the next group may start: all workers have acknowledged, and no further
-        worker is expected."""
+        """Return True if the next group can be published: all its workers have acknowledged, and no
+        further worker is expected."""
         expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
         return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
 
@@ -138,7 +143,7 @@ class Membership:
         if problem:
             return self._refuse(now, id, name, problem)
         if is_training:
-            self._yield_to(now, hello)
+            self._adopt_fingerprint(now, hello)
 
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive_workers:
@@ -151,11 +156,11 @@ class Membership:
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
 
         if is_newer and not self.published_generation:
-            self._adopt(now, hello)
+            self._adopt_generation(now, hello)
         elif is_newer or (
             not is_rejoining and hello["generation"] == self.generation and not self.is_published
         ):
-            self._skip_past(now, hello["generation"])
+            self._open_after(now, hello["generation"])
 
         if self.unregistered_ids:
             self.unregistered_ids.discard(id)
@@ -166,14 +171,14 @@ class Membership:
                 )
 
         self.step = max(self.step, step)
-        self._recount()
+        self._update_next_group()
         # True if the worker is not in a group, or in an older group
         is_stray = hello["group"] != self.published_generation or id not in self.members
         generation = self.generation
 
         if self.is_published and is_stray and id in self.members:
-            # the worker missed the member list, and the other members wait in vain
-            self._open(now, abort=True)
+            # the worker has missed the member list, so the other members would wait for it forever
+            self._open_generation(now, abort=True)
 
         self.advance(now)
         if generation == self.generation and (is_stray or not self.is_published):
@@ -200,7 +205,7 @@ class Membership:
         elif busy and id in self.members:
             self.last_progress_time = now
 
-    def exchange(self, id: str, message: Message) -> None:
+    def forward_value(self, id: str, message: Message) -> None:
         """Forward a member's value to the other members of its group. Raises ValueError for too
         many values."""
         if message["put"] != self.published_generation or id not in self.members:
@@ -210,10 +215,9 @@ class Membership:
         self.values[message["key"]] = message
         self.outbox += [(member, message) for member in self.members if member != id]
 
-    def ack(self, now: float, id: str, generation: int, step: int) -> None:
-        """Record that a worker has left its previous group and waits for the members of
-        `generation`."""
-        self._check_number(generation)
+    def acknowledge(self, now: float, id: str, generation: int, step: int) -> None:
+        """Record that a worker has left its group and waits until `generation` is published."""
+        self._check_generation(generation)
         self.heartbeat(now, id, step)
         self.alive_workers[id].acked_generation = generation
         if generation == self.generation:
@@ -221,9 +225,9 @@ class Membership:
             self.advance(now)
 
     def report_failure(self, now: float, id: str, generation: int) -> None:
-        """Handle a failed collective: the group of that generation is broken for all its
+        """Record that a collective failed, which breaks the group of `generation` for all its
         members."""
-        self._check_number(generation)
+        self._check_generation(generation)
         self.heartbeat(now, id, -1)
 
         if (
@@ -237,7 +241,7 @@ class Membership:
             {"event": "fault", "name": self.alive_workers[id].name, "generation": generation}
         )
         self.fruitless_groups += self.is_published
-        self._open(now, abort=True)
+        self._open_generation(now, abort=True)
 
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
             pause = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
@@ -250,8 +254,8 @@ class Membership:
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker. Reason `drain`: the worker left on purpose, and all members agreed on
-        its last step."""
+        """Remove a worker. With the reason `drain`, the worker left on purpose after a step that
+        all members have completed."""
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
@@ -267,17 +271,18 @@ class Membership:
         if reason in ("silent", "hung"):
             self.outbox.append((id, {"dropped": reason}))
 
-        self._recount()
+        self._update_next_group()
         if id in self.members and reason != "drain":
-            self._open(now, abort=True)
+            self._open_generation(now, abort=True)
 
         self.advance(now)
 
     def report_error(self, name: str, message: str, code: int, temporary: bool = False) -> None:
-        """Record that a worker ends with an error; end the run if retries cannot help or have not
-        helped."""
+        """Record that a worker ends with an error. End the run if a retry cannot help, or after
+        MAX_CRASHES errors."""
         self.events.append({"event": "failed", "name": name, "message": message, "code": code})
-        if temporary:  # a service that the worker needs is unavailable
+        # a service that the worker needs is unavailable
+        if temporary:
             self.log.append(f"{name} ends temporarily: {message}")
             return
 
@@ -289,20 +294,20 @@ class Membership:
             else:
                 repeats = ""
 
-            self.conclude(code, f"{name}{repeats}: {message}")
+            self.end_run(code, f"{name}{repeats}: {message}")
 
     def tick(self, now: float) -> None:
-        """Drop silent and hung workers; log the reason when training waits."""
+        """Drop silent and hung workers; log the reason why training waits. Called periodically."""
         for id in [
             worker.id for worker in self.alive_workers.values() if self._is_silent(now, worker)
         ]:
             self.remove(now, id, "silent")
         self._drop_hung(now)
-        self._remind(now)
+        self._log_wait_reason(now)
         self.advance(now)
 
     def exclude_pause(self, seconds: float) -> None:
-        """Ignore a pause of the coordinator itself, which received no messages during that time."""
+        """Shift all times by a pause of the coordinator, during which it received no messages."""
         self.last_progress_time += seconds
         self.open_time += seconds
         self.refused_since += seconds
@@ -311,13 +316,14 @@ class Membership:
             worker.last_busy_time += seconds
 
     def advance(self, now: float) -> None:
-        """Open a generation if the members changed; publish the open one once it has a quorum."""
+        """Open a generation if the workers of the next group have changed; publish the open
+        generation if it has a quorum."""
         if self.is_published and self.eligible_ids and self.eligible_ids != self.members:
-            self._open(now, abort=False)
+            self._open_generation(now, abort=False)
         if not self.is_published and self.has_quorum(now):
-            self._publish(now, list(self.eligible_ids))
+            self._publish_generation(now, list(self.eligible_ids))
 
-    def _publish(self, now: float, members: list[str]) -> None:
+    def _publish_generation(self, now: float, members: list[str]) -> None:
         self.members = members
         self.published_generation = self.generation
         self.values = {}
@@ -342,47 +348,50 @@ class Membership:
             }
         )
 
-        self.log.append(f"generation {self.published_generation}: {join_names(names)}")
+        shown_names = first_names(names, MAX_NAMES, " ")
+        self.log.append(f"generation {self.published_generation}: {shown_names}")
 
-    def _adopt(self, now: float, hello: Message) -> None:
-        """Continue after a restart of the coordinator from the generation that a worker reports."""
+    def _adopt_generation(self, now: float, hello: Message) -> None:
+        """After a restart of the coordinator, continue from the generation that a worker
+        reports."""
         self.generation = self.published_generation = hello["generation"]
         self.values = {}
         peers = list(dict.fromkeys(hello["peers"]))
 
-        # the worker waits for a member list, which may have been published
+        # the worker waits for a group that the previous coordinator may have published to others
         if hello["group"] != self.generation:
             self.members = [id for id in peers if id in self.alive_workers]
             self.join_deadline = now + JOIN_TIMEOUT_S
             self.expected_members = len(peers)
-            self._recount()
+            self._update_next_group()
 
-            return self._open(now, abort=True)
+            return self._open_generation(now, abort=True)
 
         self.members = peers
         self.last_progress_time = now
 
         self.expected_members = 0
-        for id in self.members:  # each member has the usual time to send a heartbeat
+        # each member counts as alive until it has been silent for silence_seconds
+        for id in self.members:
             self.alive_workers.setdefault(
                 id, Worker(id, id, "", now, now, acked_generation=self.generation)
             )
 
         self.unregistered_ids = set(self.members)
 
-    def _skip_past(self, now: float, generation: int) -> None:
-        """Open a generation after `generation` of another coordinator: workers acknowledge only
-        newer generations."""
+    def _open_after(self, now: float, generation: int) -> None:
+        """Open a generation with a number above `generation`, which another coordinator used, since
+        workers acknowledge only newer generations."""
         if self.is_published:
             self.open_time = now
             self.must_abort = False
         self.generation = generation + 1
-        self._announce()
+        self._announce_generation()
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
-        """Return True if a worker is silent. A step of the group proves that all members were
-        alive."""
-        # a step of the group counts as a sign of life of its members only
+        """Return True if a worker has been silent for too long. A completed step counts as a sign
+        of life of all members."""
+        # not for a member that has already left the group
         may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
         if is_training_member:
@@ -392,8 +401,8 @@ class Membership:
         return now - last_sign > self.config.silence_seconds
 
     def _drop_hung(self, now: float) -> None:
-        """Probe a group that is alive but completes no steps; then drop the workers that do not
-        acknowledge."""
+        """Abort a group that is alive but completes no steps, then drop the workers that do not
+        acknowledge the next generation."""
         limit = self.config.hung_seconds
 
         if self.is_published or (
@@ -405,8 +414,8 @@ class Membership:
                     " them"
                 )
                 self.is_hang_check = True
-                # workers that are busy, or wait for the hung worker, can acknowledge
-                self._open(now, abort=True)
+                # all workers acknowledge the abort, except hung workers
+                self._open_generation(now, abort=True)
                 self.open_time = now
 
             return
@@ -420,7 +429,7 @@ class Membership:
             if now - max(self.open_time, worker.join_time, worker.last_busy_time) > timeout:
                 self.remove(now, worker.id, "hung")
 
-    def _remind(self, now: float) -> None:
+    def _log_wait_reason(self, now: float) -> None:
         if (self.is_published and self.members) or not self.last_reminder_time:
             self.last_reminder_time = now
         elif now - self.last_reminder_time >= REMINDER_INTERVAL_S:
@@ -434,14 +443,13 @@ class Membership:
                 )
             else:
                 names = sorted(self.alive_workers[id].name for id in self.unacknowledged_ids)
+                shown_names = first_names(names, MAX_NAMES, " ")
                 self.log.append(
-                    f"generation {self.generation} waits for {join_names(names)} to stop their last"
-                    " step"
+                    f"generation {self.generation} waits for {shown_names} to stop their last step"
                 )
 
-    def _recount(self) -> None:
-        """Update the members of the next group, and which of these members have not acknowledged
-        the generation."""
+    def _update_next_group(self) -> None:
+        """Update the workers of the next group, and those of them that have not acknowledged."""
         staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
         self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][
             : self.config.max_workers
@@ -452,20 +460,20 @@ class Membership:
             if self.alive_workers[id].acked_generation != self.generation
         }
 
-    def _open(self, now: float, *, abort: bool) -> None:
+    def _open_generation(self, now: float, *, abort: bool) -> None:
         if self.is_published:
             self.generation += 1
             self.open_time = now
         elif self.must_abort or not abort:
-            return  # the workers have already been asked to stop
+            return  # the workers have already been told to stop
         self.must_abort = abort
-        self._announce()
+        self._announce_generation()
 
-    def _announce(self) -> None:
+    def _announce_generation(self) -> None:
         self.events.append(
             {"event": "open", "generation": self.generation, "hard": self.must_abort}
         )
-        self._recount()
+        self._update_next_group()
         to_members, to_others = (
             {"open": self.generation, "hard": hard} for hard in (self.must_abort, True)
         )
@@ -474,31 +482,31 @@ class Membership:
             (id, to_members if id in members else to_others) for id in self.alive_workers
         ]
 
-    def _check_number(self, generation: int) -> None:
+    def _check_generation(self, generation: int) -> None:
         if generation > self.generation:
             raise ValueError(
                 f"generation {generation} was never opened; the newest is {self.generation}"
             )
 
     def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
-        """Refuse a worker, which may be started again. End the run if too few other workers are
-        alive for too long."""
+        """Refuse a worker, which may be started again elsewhere. End the run if too few other
+        workers have been alive for `hung_seconds`."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
         if not self.lacks_workers:
             return
         self.refused_since = min(self.refused_since, now)
         if now - self.refused_since > self.config.hung_seconds:
-            self.conclude(exit_codes.INVALID_CONFIG, problem)
+            self.end_run(exit_codes.INVALID_CONFIG, problem)
 
-    def conclude(self, code: int, text: str) -> None:
+    def end_run(self, code: int, text: str) -> None:
         """End the run with this exit code and message."""
         self.verdict = code, text
         self.events.append({"event": "verdict", "code": code, "message": text})
 
-    def _yield_to(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a training group: the group outranks workers that arrived
-        earlier."""
+    def _adopt_fingerprint(self, now: float, hello: Message) -> None:
+        """Adopt the fingerprint of a group that is training, and refuse earlier workers with
+        another fingerprint."""
         previous_fingerprint = self.fingerprint
 
         self.fingerprint = hello["fingerprint"]
@@ -519,8 +527,8 @@ class Membership:
         self.alive_workers.clear()
 
     def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
-        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts
-        its fingerprint."""
+        """Return the reason to refuse a worker, or "". With `any_fingerprint`, only
+        train.fingerprint restricts its fingerprint."""
         protocol = hello.get("protocol")
         if protocol != PROTOCOL:
             return (
@@ -540,7 +548,7 @@ class Membership:
         differences = [
             f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in differing_keys
         ]
-        details = ", ".join(self.config.misfits(actual) or differences)
+        details = ", ".join(self.config.find_fingerprint_mismatches(actual) or differences)
         if not details:
             return ""
 
@@ -550,10 +558,3 @@ class Membership:
             " config and data. If the cluster has several kinds of nodes, choose one with"
             " train.fingerprint."
         )
-
-
-def join_names(names: list[str], limit: int = 20) -> str:
-    """Return the names, or the first `limit` of them."""
-    return " ".join(names[:limit]) + (
-        f" and {len(names) - limit} more" if len(names) > limit else ""
-    )

@@ -1,5 +1,5 @@
-"""Chooses between the trained families of a workload, by the validation loss or a
-validation metric."""
+"""Chooses one of the trained families of a workload by its validation loss or a validation
+metric."""
 
 import math
 import shutil
@@ -14,29 +14,30 @@ from torch import nn
 from argolocal.common.json_text import replace_nan
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
-from rekindle.content.weights import read_description, verify_weights
+from rekindle.content.weights import WEIGHTS, read_description, verify_weights
 from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
-from rekindle.training.numerics import autocast, pick_device
-from rekindle.training.sampler import mix
+from rekindle.training.numerics import make_autocast, prepare_device
+from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainConfig, TrainingSpec
-from rekindle.training.validation import Subset, measured_values
+from rekindle.training.validation import Subset, parse_measures
 from rekindle.workload import Workload, dataset_facts
 
 Values = dict[str, float]  # `loss`, and the workload's measures
 
 
-def choose(
+def choose_family(
     spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path
 ) -> str:
-    """Copy the best of the trained `models` to `out`, with the values of all models in model.json;
-    return the best family.
+    """Copy the best of `models` to `out`, with the validation of all models in model.json; return
+    the best family.
 
-    Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
+    Of equal models, the first in `models` is chosen. Raises DataError if no model has a finite
+    value.
     """
-    device = pick_device(spec)
+    device = prepare_device(spec)
     verify_dataset(dataset, spec.digest)
 
     _, held_out = open_samples(spec, workload, dataset)
@@ -54,11 +55,11 @@ def choose(
             update={"model": description.model, "family": description.family}
         )
         model = build_model(family_spec, workload, facts)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        values[name] = validate(spec, workload, model.to(device), held_out, device)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        values[name] = compute_validation(spec, workload, model.to(device), held_out, device)
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
 
-    best_family = best_of(values, metric)
+    best_family = find_best_family(values, metric)
     shutil.copytree(models[best_family], out)
 
     chosen = {
@@ -75,9 +76,9 @@ def choose(
 
 
 def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
-    """Raise ConfigError if a model was trained with other held-out samples: it may have seen those
-    of `spec`."""
-    for key in TrainConfig.HELD_OUT:
+    """Raise ConfigError if the model `name` had other held-out samples than `spec`: it may have
+    been trained on those of `spec`."""
+    for key in TrainConfig.HELD_OUT_SETTINGS:
         if key in train and train[key] != getattr(spec, key):
             raise ConfigError(
                 f"{name} was trained with train.{key} {train[key]}, and is compared with"
@@ -86,7 +87,7 @@ def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> N
             )
 
 
-def best_of(values: Mapping[str, Values], metric: Metric) -> str:
+def find_best_family(values: Mapping[str, Values], metric: Metric) -> str:
     """Return the family with the best finite value.
 
     Raises ConfigError for an unknown metric, DataError if no value is finite.
@@ -108,8 +109,8 @@ def best_of(values: Mapping[str, Values], metric: Metric) -> str:
 
 
 def check_metric(name: str, values: Values, metric: Metric) -> None:
-    """Raise ConfigError unless the validation of the family `name` has the metric that chooses
-    between families."""
+    """Raise ConfigError unless the validation of the family `name` has the metric by which families
+    are compared."""
     if metric.name not in values:
         raise ConfigError(
             f'chosen_by is Metric("{metric.name}"), but validation of {name} has'
@@ -117,7 +118,7 @@ def check_metric(name: str, values: Values, metric: Metric) -> None:
         )
 
 
-def validate(
+def compute_validation(
     spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device
 ) -> Values:
     """Return the means of the loss and the measures over `samples`, in batches of
@@ -126,15 +127,15 @@ def validate(
     sums: Values = {}
     model.eval()
 
-    with torch.no_grad(), autocast(spec, device):
+    with torch.no_grad(), make_autocast(spec, device):
         for number, start in enumerate(range(0, len(samples), spec.batch_size)):
             indices = torch.arange(start, min(len(samples), start + spec.batch_size))
             batch = tuple(tensor.to(device) for tensor in samples.batch(indices))
-            torch.manual_seed(mix(spec.seed, number, 0, 2))
+            torch.manual_seed(mix_seed(spec.seed, number, 0, 2))
 
             for key, value in {
                 "loss": workload.loss(model, batch),
-                **measured_values(measures(model, batch)),
+                **parse_measures(measures(model, batch)),
             }.items():
                 sums[key] = sums.get(key, 0.0) + float(value) * len(indices)
 

@@ -1,4 +1,4 @@
-"""Fits a family without training steps, and writes its model as a training does."""
+"""Fits a family without training steps, and writes its model in the files of a training."""
 
 import math
 from pathlib import Path
@@ -10,41 +10,46 @@ from torch import nn
 
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
-from rekindle.documents import describe_model
+from rekindle.content.weights import WEIGHTS
+from rekindle.documents import MODEL_FILE, describe_model
 from rekindle.errors import ConfigError, say
 from rekindle.training.computation import build_model, open_samples
-from rekindle.training.numerics import fingerprint, pick_device
-from rekindle.training.sampler import mix
+from rekindle.training.numerics import compute_fingerprint, prepare_device
+from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import weights_sha256
 from rekindle.training.validation import Subset
 from rekindle.workload import Workload, dataset_facts
 
 
-def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str:
-    """Fit the family `spec.family`, and write model.safetensors and model.json to `out`; return the
-    sha256."""
-    device = pick_device(spec)
+def fit_family(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str:
+    """Fit the family `spec.family`, and write model.safetensors and model.json to `out`. Return the
+    sha256 of the weights."""
+    device = prepare_device(spec)
     verify_dataset(dataset, spec.digest)
     model = build_model(spec, workload, dataset_facts(dataset))
     samples, _ = open_samples(spec, workload, dataset)
     fit_model(spec, workload, model, samples)
-    sha256 = write(out, model, spec.identity() | {"fingerprint": fingerprint(spec, device)})
-    check_saved(spec, workload, dataset, model, samples, out)
+    sha256 = write_model(
+        out, model, spec.identity() | {"fingerprint": compute_fingerprint(spec, device)}
+    )
+    check_saved_model(spec, workload, dataset, model, samples, out)
     say(f"fitted {spec.family} to {len(samples):,} samples: model {sha256}")
     return sha256
 
 
 def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> None:
-    """Call the `fit` of a family. Raises ConfigError if the family is trained step by step, or
-    returns a value."""
+    """Call the function `fit` of the family. Raises ConfigError if the family is trained step by
+    step, or if `fit` returns a value."""
     fitted = families.of(workload)[spec.family]
     if not isinstance(fitted, families.Fitted):
         raise ConfigError(
             f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.'
         )
 
-    torch.manual_seed(mix(spec.seed, 0, 0, 3))  # the dataset may have drawn random numbers
+    torch.manual_seed(
+        mix_seed(spec.seed, 0, 0, 3)
+    )  # seeded again, because the dataset may have drawn random numbers
     with torch.no_grad():
         result: Any = fitted.fit(model, samples)
 
@@ -55,7 +60,7 @@ def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples:
         )
 
 
-def check_saved(
+def check_saved_model(
     spec: TrainingSpec,
     workload: Workload,
     dataset: Path,
@@ -63,8 +68,8 @@ def check_saved(
     samples: Subset,
     folder: Path,
 ) -> None:
-    """Raise ConfigError if the model in `folder` cannot be loaded, or has another loss than
-    `model`."""
+    """Raise ConfigError if the model that `folder` contains cannot be loaded, or if its loss
+    differs from that of `model`."""
     advice = (
         "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state"
         " returns."
@@ -72,7 +77,7 @@ def check_saved(
     saved = build_model(spec, workload, dataset_facts(dataset))
 
     try:
-        saved.load_state_dict(load_file(folder / "model.safetensors"))
+        saved.load_state_dict(load_file(folder / WEIGHTS))
     except RuntimeError as error:
         raise ConfigError(
             f"the fitted model cannot be loaded ({' '.join(str(error).split())}). {advice}"
@@ -88,9 +93,10 @@ def check_saved(
 
 
 def check_repeatable(
-    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: Any
+    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, facts: dict[str, Any]
 ) -> None:
-    """Fit a second model, and raise ConfigError if it has another loss than `model`."""
+    """Fit a second model to the same samples, and raise ConfigError if its loss differs from that
+    of `model`."""
     second_model = build_model(spec, workload, facts)
     fit_model(spec, workload, second_model, samples)
     first, second = (compute_loss(spec, workload, each, samples) for each in (model, second_model))
@@ -105,15 +111,15 @@ def check_repeatable(
 def compute_loss(
     spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset
 ) -> float:
-    """Return the loss of the first batch. Raises ConfigError if a repetition with the same seed has
-    another loss."""
+    """Return the loss of the first batch. Raises ConfigError if a second computation with the same
+    seed has another loss."""
     indices = torch.arange(min(spec.batch_size, len(samples)))
     losses: list[float] = []
     model.eval()
 
     for _ in range(2):
-        # as in `validate`: the loss may draw random numbers
-        torch.manual_seed(mix(spec.seed, 0, 0, 2))
+        # as in `compute_validation`, because the loss may draw random numbers
+        torch.manual_seed(mix_seed(spec.seed, 0, 0, 2))
         with torch.no_grad():
             losses.append(float(workload.loss(model, samples.batch(indices))))
 
@@ -132,9 +138,9 @@ def _are_close(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=1e-5) or math.isnan(first)
 
 
-def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
-    """Write the files of a trained model to `out`. Raises ConfigError if its state is not
-    tensors."""
+def write_model(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
+    """Write model.safetensors and model.json to `out`. Raises ConfigError if the state_dict
+    contains anything but tensors."""
     state = model.state_dict()
 
     others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
@@ -151,11 +157,9 @@ def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
 
 
 def write_tensors(out: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> str:
-    """Write model.safetensors and model.json, as a training does; return the sha256."""
+    """Write model.safetensors and model.json to `out`; return the sha256 of the tensors."""
     sha256 = weights_sha256(tensors)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "model.safetensors").write_bytes(
-        save({name: value.contiguous() for name, value in tensors.items()})
-    )
-    (out / "model.json").write_bytes(describe_model(description | {"sha256": sha256}))
+    (out / WEIGHTS).write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+    (out / MODEL_FILE).write_bytes(describe_model(description | {"sha256": sha256}))
     return sha256

@@ -1,7 +1,7 @@
-"""The budget of a sweep: the time that its trials have used, and are expected to use.
+"""The budget of a sweep: a job starts only if the expected time of all jobs is within the budget.
 
-A job starts only if the time that was used, the expected rest of the running jobs, and the job
-itself are within the budget. Until a trial trains to the end, the time for that is reserved.
+The expected time includes the time that jobs have used, the remaining time of running jobs, and the
+new job. Until one trial trains to the last rung, the time to do so is reserved.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,27 +18,29 @@ def compute_excess(
     finished: Collection[Job],
     seconds: Mapping[Job, float],
 ) -> dict[str, Any] | None:
-    """Return the hours that were used and are expected, if `job` would exceed the budget."""
+    """Return the used, the expected and the allowed hours if `job` would exceed the budget, else
+    None."""
     limit_s = 3600 * sweep.budget.hours
 
     finished_jobs = [other for other in jobs if other in finished]
-    if not limit_s or not finished_jobs:  # nothing is known about the duration of a trial
+    # without a finished job, the duration of a trial is unknown
+    if not limit_s or not finished_jobs:
         return None
 
-    whole_s = sum(seconds.get(other, 0.0) for other in finished_jobs) / sum(
+    training_s = sum(seconds.get(other, 0.0) for other in finished_jobs) / sum(
         step_share(sweep, other, jobs) for other in finished_jobs
     )
-    expected_s = whole_s * step_share(sweep, job, jobs)
+    expected_s = training_s * step_share(sweep, job, jobs)
     for other in jobs:
         if other in finished:
-            rest_s = 0.0
+            remaining_s = 0.0
         else:
-            rest_s = whole_s * step_share(sweep, other, jobs)
+            remaining_s = training_s * step_share(sweep, other, jobs)
 
-        expected_s += max(seconds.get(other, 0.0), rest_s)
+        expected_s += max(seconds.get(other, 0.0), remaining_s)
 
     if all(other.rung < sweep.rungs - 1 for other in [*jobs, job]):
-        expected_s += whole_s * (1 - sweep.share(job.rung))
+        expected_s += training_s * (1 - sweep.step_share(job.rung))
 
     used_s = sum(seconds.values())
     if expected_s > limit_s:
@@ -48,10 +50,10 @@ def compute_excess(
 
 
 def step_share(sweep: Sweep, job: Job, jobs: Sequence[Job]) -> float:
-    """Return the share of the steps of a whole training that `job` makes."""
+    """Return the number of steps that `job` makes, as a share of a complete training."""
     earlier = [
-        sweep.share(other.rung)
+        sweep.step_share(other.rung)
         for other in jobs
         if other.trial == job.trial and other.rung < job.rung
     ]
-    return sweep.share(job.rung) - max(earlier, default=0.0)
+    return sweep.step_share(job.rung) - max(earlier, default=0.0)

@@ -1,10 +1,9 @@
-"""Asynchronous successive halving: the choice of the next trial to train. Pure functions of the
-config and the results.
+"""Asynchronous successive halving: pure functions that choose the next trial to train.
 
-A trial continues as soon as it is among the best 1/η of the results of its rung that are known; no
-trial waits for its whole rung. Decision n knows the results of the decisions 0 to n - lag, so that
-it does not depend on the speed of any trial. Source: L. Li and others, A System for Massively
-Parallel Hyperparameter Tuning, 2020, algorithm 2.
+A trial continues as soon as it is among the best 1/η of the known results of its rung, without
+waiting for the other trials of the rung. Decision n uses only the results of the decisions 0 to n -
+lag, so that it does not depend on the speed of any trial. Source: L. Li and others, A System for
+Massively Parallel Hyperparameter Tuning, 2020, algorithm 2.
 """
 
 import math
@@ -32,7 +31,7 @@ class Trial:
 
     @property
     def rung(self) -> int:
-        """The last rung that was reached, or -1."""
+        """The last rung that the trial has reached, or -1."""
         return max(self.values, default=-1)
 
     @property
@@ -42,29 +41,30 @@ class Trial:
 
 @dataclass(frozen=True)
 class Job:
-    """The training of a trial from its previous rung, or from the start, to `rung`."""
+    """The training of a trial to `rung`, from the start or from its previous rung."""
 
     trial: int
     rung: int
 
 
 def is_finite(value: float | None) -> TypeGuard[float]:
-    """Return True for the metric of a trial that has not failed."""
+    """Return True unless the metric shows that the trial has failed (None, NaN or infinite)."""
     return value is not None and math.isfinite(value)
 
 
-def best_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
-    """Return the best trials, best first; equal trials by number. Failed trials (None or not
-    finite) are left out."""
+def rank_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
+    """Return the numbers of the best `count` trials, best first and equal trials by number, without
+    failed trials."""
     sign = 1 if better == "lower" else -1
     finite_values = {number: value for number, value in values.items() if is_finite(value)}
     return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
 
 
-def result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
-    """Return the numbers of jobs whose results the next decision may use, in ascending order.
+def usable_result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
+    """Return the possible numbers of jobs whose results the next decision uses, in ascending order.
 
-    The decision uses the smallest number with which it is possible. Empty if results are missing.
+    The decision uses the first number that allows one. The range is empty while results are
+    missing.
     """
     is_sampling = sum(job.rung == 0 for job in jobs) < sweep.trial_count
     available = 0
@@ -75,13 +75,13 @@ def result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) 
     return range(max(0, len(jobs) - sweep.decision_lag + 1), available + 1)
 
 
-def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
-    """Return the next job: the continuation of a trial, else a new trial. `values`: the known
-    results."""
+def choose_next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+    """Return the next job: the continuation of a good trial, else a new trial, or None if all
+    trials have started. `values`: the known results."""
     for rung in reversed(range(sweep.rungs - 1)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung and job in values}
         continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in best_trials(results, len(results) // sweep.reduction, sweep.better):
+        for trial in rank_trials(results, len(results) // sweep.reduction, sweep.better):
             if trial not in continued:
                 return Job(trial, rung + 1)
     started = sum(job.rung == 0 for job in jobs)
@@ -90,8 +90,9 @@ def next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
     return None
 
 
-def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
-    """Return the job that trains the best trial to the end, unless a trial has trained to the end.
+def choose_final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+    """Return the job that trains the best trial to the last rung; None if the best trial has
+    reached it.
 
     `values`: the results of all jobs.
     """
@@ -100,7 +101,7 @@ def final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
     for rung in reversed(range(sweep.rungs)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung}
         continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in best_trials(results, len(results), sweep.better):
+        for trial in rank_trials(results, len(results), sweep.better):
             if rung == last:
                 return None
             if trial not in continued:

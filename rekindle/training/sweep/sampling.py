@@ -1,6 +1,6 @@
-"""Chooses the settings of a new trial by a sampler of Optuna.
+"""Chooses the settings of a new trial with a sampler of Optuna.
 
-Each call creates the Optuna study again from the previous trials, so no other state can be lost.
+Each call creates a new Optuna study from the previous trials, so that no other state exists.
 """
 
 import json
@@ -9,42 +9,50 @@ from typing import Any
 
 import numpy
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import GridSampler, RandomSampler, TPESampler
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from argolocal.common.json_text import to_json
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.sweep_config import Choice, Settings, Sweep
 
-COMPLETE = TrialState.COMPLETE
 RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
 
 
-def ask(
-    sweep: Sweep, trials: Sequence[Trial], default: Settings, whole: Mapping[str, bool]
+def sample_settings(
+    sweep: Sweep, trials: Sequence[Trial], default: Settings, integer_settings: Mapping[str, bool]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of the next trial, and attributes for later calls. The first trial gets
-    `default`, if any.
+    """Return the settings of the next trial, and attributes that later calls need (`Trial.attrs`).
 
-    `trials`: all earlier trials; those without a value count as running. `whole`: by path, True if
-    a range consists of integers.
+    The first trial gets the settings `default` unless they are empty. `trials`: all earlier trials;
+    a trial without a value counts as running. `integer_settings`: True for the path of each setting
+    with integer values.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
-    study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(trials), space))
+    space: dict[str, BaseDistribution] = {
+        path: make_distribution(choice, integer_settings.get(path, False))
+        for path, choice in sweep.choices()
+    }
+    study = optuna.create_study(
+        direction="minimize", sampler=_make_sampler(sweep, len(trials), space)
+    )
     sign = 1 if sweep.better == "lower" else -1
 
-    # the sampler compares values of the first rung, since all trials reach that rung
+    # the sampler gets the values of the first rung, which all trials reach
     for trial in trials:
         value = trial.values.get(0)
         if 0 not in trial.values:
             state = TrialState.RUNNING
+        elif value is None:
+            state = TrialState.FAIL
         else:
-            if value is None:
-                state = TrialState.FAIL
-            else:
-                state = COMPLETE
+            state = TrialState.COMPLETE
 
         study.add_trial(
             create_trial(
@@ -61,38 +69,41 @@ def ask(
     if default and not trials and sweep.sampler != "grid":
         study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
 
-    new = study.ask(space)
+    new_trial = study.ask(space)
     if sweep.sampler == "grid":
-        attrs = study.trials[new.number].system_attrs
+        attrs = study.trials[new_trial.number].system_attrs
     else:
         attrs = {}
 
-    return {path: _decode(space[path], value) for path, value in new.params.items()}, attrs
+    return {path: _decode(space[path], value) for path, value in new_trial.params.items()}, attrs
 
 
-def distribution(choice: Choice, is_integer: bool) -> Any:
-    """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects
-    list values."""
+def make_distribution(choice: Choice, is_integer: bool) -> BaseDistribution:
+    """Return the Optuna distribution of a setting. The values of a list become JSON texts, since
+    Optuna does not accept all types."""
     if choice.choices:
         return CategoricalDistribution([to_json(value) for value in choice.choices])
-    assert choice.low is not None and choice.high is not None
+    assert choice.low is not None
+    assert choice.high is not None
     if is_integer:
         return IntDistribution(int(choice.low), int(choice.high), choice.log, int(choice.step) or 1)
     return FloatDistribution(choice.low, choice.high, choice.log, choice.step or None)
 
 
-def _sampler(sweep: Sweep, trial_count: int, space: Mapping[str, Any]) -> Any:
-    # another seed for each trial
+def _make_sampler(
+    sweep: Sweep, trial_count: int, space: Mapping[str, BaseDistribution]
+) -> BaseSampler:
+    # each trial gets another seed
     seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])
     if sweep.sampler == "grid":
         return GridSampler(
-            {path: _points(values) for path, values in space.items()}, seed=sweep.seed
+            {path: _list_grid_points(values) for path, values in space.items()}, seed=sweep.seed
         )
 
     if sweep.sampler == "random":
         return RandomSampler(seed)
 
-    # running trials count as bad; otherwise the next trials would be similar to them
+    # running trials count as bad (constant_liar), so that the next trials differ from them
     return TPESampler(
         seed=seed,
         n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)),
@@ -100,20 +111,24 @@ def _sampler(sweep: Sweep, trial_count: int, space: Mapping[str, Any]) -> Any:
     )
 
 
-def _points(values: Any) -> list[Any]:
-    if isinstance(values, CategoricalDistribution):
-        return list(values.choices)
-    count = int((values.high - values.low) / values.step + 1e-9) + 1
-    return [values.low + number * values.step for number in range(count)]
+def _list_grid_points(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    assert distribution.step
+    low = distribution.low
+    count = int((distribution.high - low) / distribution.step + 1e-9) + 1
+    return [low + number * distribution.step for number in range(count)]
 
 
-def _encode(setting: Any, value: Any) -> Any:
-    if isinstance(setting, CategoricalDistribution):
+def _encode(distribution: BaseDistribution, value: object) -> object:
+    if isinstance(distribution, CategoricalDistribution):
         return to_json(value)
     return value
 
 
-def _decode(setting: Any, value: Any) -> Any:
-    if isinstance(setting, CategoricalDistribution):
-        return json.loads(value)
+def _decode(distribution: BaseDistribution, value: object) -> object:
+    if isinstance(distribution, CategoricalDistribution):
+        return json.loads(str(value))
     return value

@@ -1,13 +1,13 @@
 """A sweep in the object store: its decisions, and the results of its trials.
 
-    ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or that the budget
-    ends the sweep
-    ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
+    ROOT/jobs/00007.json               decision 7: a trial, its rung and its pod; or the end of the
+                                       sweep because of its budget
+    ROOT/trials/7/rung-1/model.json    the model of trial 7 at rung 1 (after a failure: failed.json)
     ROOT/trials/7/checkpoints/         its checkpoints
     ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
 
-A decision is written, if it does not exist yet, before a pod acts on it, and depends only on
-previous decisions and their results. It may therefore be repeated at any time.
+A decision depends only on previous decisions and their results. A pod writes a decision, unless it
+exists, before it acts on it. So any pod may make a decision again at any time.
 """
 
 import time
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 FOLDER = "search"  # folder below the name of the workflow
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
-TAKEOVER_TIMEOUT_S = 300.0  # a replaced pod continues its own trial within minutes
+# time after which another pod takes over a job; a restarted pod continues its job earlier
+TAKEOVER_TIMEOUT_S = 300.0
 D = TypeVar("D", bound=BaseModel)
 
 
@@ -44,16 +45,19 @@ class StallDetector:
 
     def __init__(self) -> None:
         self.next_check = time.monotonic() + CHECK_INTERVAL_S
-        self.changes: dict[Job, tuple[float, float]] = {}  # recorded seconds, and when they changed
+        # the newest recorded seconds of each job, and when they changed
+        self.changes: dict[Job, tuple[float, float]] = {}
 
     def find_stalled_job(
         self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]
     ) -> Job | None:
-        """Return the first stalled job; `read` returns the recorded seconds."""
+        """Return the first stalled job, or None. `read` returns the recorded seconds."""
         now = time.monotonic()
         if now < self.next_check:
             return None
-        self.next_check, seconds = now + CHECK_INTERVAL_S, read()
+
+        self.next_check = now + CHECK_INTERVAL_S
+        seconds = read()
         for job in running:
             used = seconds.get(job, 0.0)
             if self.changes.setdefault(job, (used, now))[0] != used:
@@ -64,10 +68,12 @@ class StallDetector:
 
 
 class Study:
-    """The sweep below one prefix. Methods raise StorageError."""
+    """The decisions and results of one sweep. The methods raise StorageError."""
 
     def __init__(self, store: "Store", root: str, sweep: Sweep) -> None:
-        self.store, self.root, self.sweep = store, root.rstrip("/"), sweep
+        self.store = store
+        self.root = root.rstrip("/")
+        self.sweep = sweep
         self.records: list[dict[str, Any]] = []  # decisions, in order
         self.results: dict[Job, dict[str, Any]] = {}  # results of the finished jobs
 
@@ -79,18 +85,19 @@ class Study:
 
     @property
     def budget_stop(self) -> dict[str, Any] | None:
-        """The decision that ended the sweep because of its budget."""
+        """The hours that ended the sweep because of its budget, or None."""
         return next((record["stop"] for record in self.records if "stop" in record), None)
 
-    def output(self, trial: int, rung: int) -> str:
+    def output_prefix(self, trial: int, rung: int) -> str:
         """Return the key prefix of a trial's output at a rung."""
         return f"{self.root}/trials/{trial}/rung-{rung}"
 
-    def checkpoints(self, trial: int) -> str:
+    def checkpoint_prefix(self, trial: int) -> str:
         return f"{self.root}/trials/{trial}/checkpoints"
 
     def read(self) -> list[Trial]:
-        """Read new decisions and results. Returns all trials with their results, by number."""
+        """Read the decisions and results since the last call. Return all trials with their results,
+        by number."""
         keys = [entry.key for entry in self.store.list(f"{self.root}/jobs/")][len(self.records) :]
 
         with ThreadPoolExecutor(THREADS) as pool:
@@ -101,7 +108,7 @@ class Study:
                 self.records.append(decision.model_dump(exclude_unset=True))
 
             running = [job for job in self.jobs if job not in self.results]
-            for job, result in zip(running, pool.map(self.result, running), strict=True):
+            for job, result in zip(running, pool.map(self.read_result, running), strict=True):
                 if result:
                     self.results[job] = result
 
@@ -132,21 +139,20 @@ class Study:
             result = self.results.get(job)
             if result:
                 trial = trials[job.trial]
-                trial.values[job.rung], trial.failure = result.get("value"), result.get("why", "")
-                trial.steps, trial.sha256 = (
-                    result.get("steps", trial.steps),
-                    result.get("sha256", ""),
-                )
+                trial.values[job.rung] = result.get("value")
+                trial.failure = result.get("why", "")
+                trial.steps = result.get("steps", trial.steps)
+                trial.sha256 = result.get("sha256", "")
 
         return [trials[number] for number in sorted(trials)]
 
-    def claim(
-        self, pod: int, default: Settings, whole: Mapping[str, bool]
+    def claim_trial(
+        self, pod: int, default: Settings, integer_settings: Mapping[str, bool]
     ) -> tuple[Trial, int] | None:
-        """Return the next trial that `pod` trains, and to which rung; None if no trial is left.
+        """Return the next trial that `pod` trains, and the rung to reach; None if no trial is left.
 
-        A job that the pod has not finished is returned again. Waits while results are missing, or
-        takes over the job of a stalled pod.
+        Returns an unfinished job of the pod again. Waits while results are missing, and takes over
+        the job of a stalled pod.
         """
         detector = StallDetector()
 
@@ -161,39 +167,41 @@ class Study:
 
             job, result_count = self._decide()
             if job:
-                self._append(self._make_record(job, result_count, default, whole) | {"pod": pod})
+                self._append_record(
+                    self._make_record(job, result_count, default, integer_settings) | {"pod": pod}
+                )
             elif result_count < 0:
                 time.sleep(POLL_INTERVAL_S)
                 running = [job for job in self.jobs if job not in self.results]
 
-                stalled = detector.find_stalled_job(running, self.seconds)
+                stalled = detector.find_stalled_job(running, self.read_seconds)
                 if stalled:
                     return trials[stalled.trial], stalled.rung
             else:
                 return None
 
     def _decide(self) -> tuple[Job | None, int]:
-        """Return the next job and the number of jobs whose results were used; -1: results are
-        missing."""
+        """Return the next job, if any, and the number of jobs whose results this decision used; -1
+        if results are missing."""
         sweep = self.sweep
         jobs = self.jobs
         values = {job: result.get("value") for job, result in self.results.items()}
-        numbers = halving.result_counts(sweep, jobs, values)
+        numbers = halving.usable_result_counts(sweep, jobs, values)
 
         if not self.budget_stop:
             for number in numbers:
                 known_values = {job: values[job] for job in jobs[:number] if job in values}
-                job = halving.next_job(sweep, jobs, known_values)
+                job = halving.choose_next_job(sweep, jobs, known_values)
                 if job:
                     reason = budget.compute_excess(sweep, job, jobs, values, self._budget_seconds())
                     if not reason:
                         return job, number
 
-                    self._append({"stop": reason})
+                    self._append_record({"stop": reason})
                     return None, -1
 
-            # each running job leads to at most one other job, which its own pod can train; results
-            # that are finished, but that no decision has used yet, may lead to more
+            # a running job leads to at most one further job, which its pod can train; finished
+            # results that no decision has used may lead to more jobs
             unused = any(
                 job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :]
             )
@@ -201,24 +209,26 @@ class Study:
                 return None, -1
 
         if all(job in values for job in jobs):
-            return halving.final_job(sweep, jobs, values), len(jobs)
+            return halving.choose_final_job(sweep, jobs, values), len(jobs)
 
-        # the pod that finishes its job last decides whether the best trial continues
+        # the pod that finishes the last job decides if the best trial continues
         return None, len(jobs)
 
     def _make_record(
-        self, job: Job, result_count: int, default: Settings, whole: Mapping[str, bool]
+        self, job: Job, result_count: int, default: Settings, integer_settings: Mapping[str, bool]
     ) -> dict[str, Any]:
         record: dict[str, Any] = {"trial": job.trial, "rung": job.rung}
         if job.rung == 0:
-            from rekindle.training.sweep.sampling import ask  # imports Optuna
+            from rekindle.training.sweep.sampling import sample_settings  # imports Optuna
 
-            settings, attrs = ask(self.sweep, self.trials(result_count), default, whole)
+            settings, attrs = sample_settings(
+                self.sweep, self.trials(result_count), default, integer_settings
+            )
             record["settings"] = settings
             record["attrs"] = attrs
         return record
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _append_record(self, record: Mapping[str, object]) -> None:
         """Write the next decision, unless another pod has written it."""
         try:
             key = f"{self.root}/jobs/{len(self.records):05d}.json"
@@ -226,16 +236,16 @@ class Study:
         except Conflict:
             return
 
-    def winner(self) -> Trial:
-        """Return the best trial that was trained to the end. Raises ConfigError if all trials have
-        failed."""
+    def find_winner(self) -> Trial:
+        """Return the best trial that has reached the last rung. Raises ConfigError if all trials
+        have failed."""
         trials = {trial.number: trial for trial in self.trials()}
         last = self.sweep.rungs - 1
         values = {
             trial.number: trial.values[last] for trial in trials.values() if last in trial.values
         }
 
-        numbers = halving.best_trials(values, 1, self.sweep.better)
+        numbers = halving.rank_trials(values, 1, self.sweep.better)
         if numbers:
             return trials[numbers[0]]
 
@@ -244,19 +254,19 @@ class Study:
         )
         raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
 
-    def fail(self, trial: int, rung: int, reason: str) -> None:
+    def record_failure(self, trial: int, rung: int, reason: str) -> None:
         """Record that a trial has failed."""
         self.store.put(
-            f"{self.output(trial, rung)}/failed.json",
+            f"{self.output_prefix(trial, rung)}/failed.json",
             to_json({"value": None, "why": reason}).encode(),
         )
 
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
-        """Record the total seconds that a process has trained each trial and rung until now."""
+        """Record the seconds that a process has used for each job until now."""
         texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
         self.store.put(f"{self.root}/seconds/{process}.json", to_json(texts).encode())
 
-    def seconds(self) -> dict[Job, float]:
+    def read_seconds(self) -> dict[Job, float]:
         """Return the seconds that all processes have used for each job."""
         total: dict[Job, float] = defaultdict(float)
         keys = [entry.key for entry in self.store.list(f"{self.root}/seconds/")]
@@ -267,19 +277,19 @@ class Study:
                     total[Job(int(trial), int(rung))] += used
         return dict(total)
 
-    def hours(self) -> float:
+    def read_hours(self) -> float:
         """Return the worker-hours of all trials."""
-        return sum(self.seconds().values()) / 3600
+        return sum(self.read_seconds().values()) / 3600
 
     def _budget_seconds(self) -> dict[Job, float]:
         if self.sweep.budget.hours:
-            return self.seconds()
+            return self.read_seconds()
         return {}
 
-    def result(self, job: Job) -> dict[str, Any] | None:
-        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both
-        are missing."""
-        output = self.output(job.trial, job.rung)
+    def read_result(self, job: Job) -> dict[str, Any] | None:
+        """Read the result of a job: value, steps and sha256, or `why` it failed; None while it is
+        missing."""
+        output = self.output_prefix(job.trial, job.rung)
         metric = self.sweep.metric
 
         model = self._read(TrialModel, f"{output}/model.json")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -11,8 +11,12 @@ from rekindle.errors import did_you_mean
 from rekindle.sections import Section, broken_rule
 from rekindle.workload import load
 
+if TYPE_CHECKING:
+    from rekindle.training.spec import TrainConfig
+
 Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
 LOSS = "loss"
+S = TypeVar("S", bound=BaseModel)
 
 
 class Choice(Section):
@@ -28,13 +32,13 @@ class Choice(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_list(cls, value: Any) -> Any:
+    def _accept_plain_list(cls, value: object) -> object:
         if isinstance(value, list):
             return {"choices": value}
         return value
 
     @model_validator(mode="after")
-    def _not_empty(self) -> Self:
+    def _check_values(self) -> Self:
         if self.choices and (self.low, self.high) == (None, None):
             return self
         if self.choices or self.low is None or self.high is None:
@@ -48,7 +52,7 @@ class Choice(Section):
         return self
 
     def as_integers(self) -> Self:
-        """Return the values of an integer setting: a range without a step gets the step 1, unless
+        """Return the choice for an integer setting: a range without a step gets the step 1, unless
         it is logarithmic."""
         if self.choices or self.log or self.step:
             return self
@@ -58,16 +62,18 @@ class Choice(Section):
         """Return the number of possible values; 0 if the range has no step."""
         if self.choices:
             return len(self.choices)
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         if self.step:
             return int((self.high - self.low) / self.step + 1e-9) + 1
         return 0
 
-    def holds(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         """Return True if `value` is a possible value."""
         if self.choices:
             return value in self.choices
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         if not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         if not self.step:
@@ -77,7 +83,7 @@ class Choice(Section):
 
 
 class Budget(Section):
-    """The limit of all trials of a sweep together."""
+    """The limit of a sweep, for all of its trials together."""
 
     hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
     money: float = Field(
@@ -173,12 +179,13 @@ class Sweep(Section):
         """Number of pods that train trials."""
         return min(self.parallel, self.decision_lag, self.trial_count)
 
-    def share(self, rung: int) -> float:
-        """Return the share of the training steps that trials have made at `rung`."""
+    def step_share(self, rung: int) -> float:
+        """Return the share of the steps of a complete training after which trials reach `rung`."""
         return float(self.reduction) ** (rung + 1 - self.rungs)
 
-    def check(self, train: Any, model: BaseModel) -> None:
-        """Raise ValueError if a setting is unknown, or if its section rejects a value."""
+    def check(self, train: "TrainConfig", model: BaseModel) -> None:
+        """Raise ValueError if the sweep does not fit these sections of the config, for example if a
+        setting is unknown or a value is invalid."""
         if not train.validation:
             raise ValueError(
                 "a sweep compares trials by a validation metric. Set train.validation to a share of"
@@ -221,7 +228,7 @@ class Sweep(Section):
                 )
 
             for value in choice.choices or [_as_integer(choice.low), _as_integer(choice.high)]:
-                with_settings(section, name, {path: value})
+                apply_settings(section, name, {path: value})
 
         for path, choice in self.with_integer_steps(train, model).choices():
             if self.sampler == "grid" and not choice.value_count():
@@ -229,24 +236,24 @@ class Sweep(Section):
                     f"sweep.space.{path} is continuous: a grid needs a step, or a list of values"
                 )
 
-    def with_integer_steps(self, train: Any, model: BaseModel) -> Self:
+    def with_integer_steps(self, train: BaseModel, model: BaseModel) -> Self:
         """Return the sweep with a step for each range of an integer setting."""
         space: dict[str, dict[str, Choice]] = {
             section: dict(keys) for section, keys in self.space.items()
         }
-        for path, is_integer in integer_settings(self, train, model).items():
+        for path, is_integer in find_integer_settings(self, train, model).items():
             section, _, key = path.partition(".")
             if is_integer:
                 space[section][key] = space[section][key].as_integers()
         return self.model_copy(update={"space": space})
 
-    def _check_rungs(self, train: Any) -> None:
-        """Raise ValueError if the first rung is before the first validation."""
+    def _check_rungs(self, train: "TrainConfig") -> None:
+        """Raise ValueError if trials reach the first rung before the first validation."""
         unit = "steps" if train.steps else "epochs"
         interval = getattr(train, f"validation_{unit}")
         total = getattr(train, unit)
 
-        first_rung = self.share(0) * total
+        first_rung = self.step_share(0) * total
         if (
             (unit == "steps" or not train.validation_steps)
             and interval
@@ -259,9 +266,9 @@ class Sweep(Section):
             )
 
 
-def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
-    """Return `section` with the settings that belong to it. Raises ValueError that names the
-    invalid setting."""
+def apply_settings(section: S, name: str, settings: Mapping[str, object]) -> S:
+    """Return the section `name` with the values of `settings` for it. Raises ValueError that names
+    the invalid setting."""
     changes = {
         path.partition(".")[2]: value
         for path, value in settings.items()
@@ -279,22 +286,22 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def default_settings(sweep: Sweep, train: Any, model: Any) -> Settings:
-    """Return the config's values as settings of a trial, or {} if they are not in the search
-    space."""
+def select_default_settings(sweep: Sweep, train: BaseModel, model: BaseModel) -> Settings:
+    """Return the values of the config as the settings of a trial; {} if they are outside of the
+    search space."""
     values = _config_values(sweep, train, model)
-    if all(choice.holds(values[path]) for path, choice in sweep.choices()):
+    if all(choice.allows(values[path]) for path, choice in sweep.choices()):
         return values
     return {}
 
 
-def integer_settings(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
-    """Map the path of each setting to True if it is an integer, like its value in the config."""
+def find_integer_settings(sweep: Sweep, train: BaseModel, model: BaseModel) -> dict[str, bool]:
+    """Return for each setting in the search space whether its value in the config is an integer."""
     return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
 
 
-def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
-    """Return the config's values of the settings in the search space."""
+def _config_values(sweep: Sweep, train: BaseModel, model: BaseModel) -> Settings:
+    """Return the values in the config of all settings in the search space."""
     sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
     return {
         path: sections[path.partition(".")[0]][path.partition(".")[2]]
@@ -325,7 +332,7 @@ def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
     return family
 
 
-def _as_integer(value: float | None) -> Any:
+def _as_integer(value: float | None) -> float | None:
     if value is not None and float(value).is_integer():
         return int(value)
     return value

@@ -1,38 +1,37 @@
-"""The result of a sweep as rows, as a table and as a plot."""
+"""Presents the result of a sweep as rows, as a table and as a plot."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.training.cost.bill import amount
-from rekindle.training.sweep.halving import Trial, best_trials, is_finite
+from rekindle.training.cost.bill import format_amount
+from rekindle.training.sweep.halving import Trial, is_finite, rank_trials
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Choice
 
 
-def rows(study: Study) -> list[dict[str, Any]]:
-    """Return one row per started trial, best first: by rung, then by metric."""
+def build_rows(study: Study) -> list[dict[str, Any]]:
+    """Return one row per started trial: the highest rung first, and within a rung the best
+    metric."""
     trials = {trial.number: trial for trial in study.trials()}
     order: list[int] = []
     for rung in reversed(range(study.sweep.rungs)):
         values = {trial.number: trial.value for trial in study.trials() if trial.rung == rung}
-        order += best_trials(values, len(values), study.sweep.better)
+        order += rank_trials(values, len(values), study.sweep.better)
     order += [number for number in trials if number not in order]
-    return [_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
+    return [_build_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
 
 
-def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
+def _build_row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     is_finished = trial.rung == rungs - 1
     if trial.failure:
         state = "failed"
+    elif is_finished:
+        state = "trained"
+    elif trial.values:
+        state = "paused"
     else:
-        if is_finished:
-            state = "trained"
-        else:
-            if trial.values:
-                state = "paused"
-            else:
-                state = "waiting"
+        state = "waiting"
 
     progress = {
         "rung": trial.rung + 1,
@@ -50,8 +49,8 @@ def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     }
 
 
-def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
-    """Format the rows as lines of text. `costs`: cost of each trial by number."""
+def format_table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
+    """Format the rows as the lines of a table. `costs`: cost of each trial by number."""
     paths = [path for path, _ in study.sweep.choices()]
     more = ["cost"] if costs else []
 
@@ -66,9 +65,10 @@ def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
 
     names = ["trial", study.sweep.metric, *paths, "steps", *more, "state"]
     extended_rows = [
-        row | {"cost": amount((costs or {}).get(row["trial"], 0.0))} for row in rows(study)
+        row | {"cost": format_amount((costs or {}).get(row["trial"], 0.0))}
+        for row in build_rows(study)
     ]
-    lines = [[_text(row[name]) for name in names] for row in extended_rows]
+    lines = [[_format_cell(row[name]) for name in names] for row in extended_rows]
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
 
     return [
@@ -78,7 +78,7 @@ def table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
 
 
 def describe_untried(study: Study) -> list[str]:
-    """Describe what the sweep has not tried because of its budget; [] if the budget was
+    """Describe in sentences the trials and rungs that the budget has prevented; [] if it was
     sufficient."""
     stop = study.budget_stop
     if not stop:
@@ -113,7 +113,7 @@ def describe_untried(study: Study) -> list[str]:
     return lines
 
 
-def _text(value: Any) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if value is None:
@@ -121,18 +121,18 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def picture(study: Study, file: Path) -> None:
+def plot_results(study: Study, file: Path) -> None:
     """Plot the metric of each trial by rung, and by the value of each setting."""
     from matplotlib.figure import Figure
 
     choices = list(study.sweep.choices())
     figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
     steps_axis, *setting_axes = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
-    winner = rows(study)[0]["trial"]
+    winner = build_rows(study)[0]["trial"]
 
     for trial in study.trials():
         points = [
-            (study.sweep.share(rung), value)
+            (study.sweep.step_share(rung), value)
             for rung, value in sorted(trial.values.items())
             if is_finite(value)
         ]
@@ -146,7 +146,7 @@ def picture(study: Study, file: Path) -> None:
         )
 
     steps_axis.set_xscale("log")
-    shares = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
+    shares = [study.sweep.step_share(rung) for rung in range(study.sweep.rungs)]
     steps_axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
     steps_axis.minorticks_off()
 

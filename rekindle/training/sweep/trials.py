@@ -1,7 +1,7 @@
-"""Trains the trials of one pod, one after the other, each in its own process, forked after torch
-was imported.
+"""Trains the trials of one pod, one after the other. Each runs in a process that is forked after
+the import of torch.
 
-A pod may be restarted: its interrupted trial continues from its checkpoint.
+After a restart of the pod, the interrupted trial continues from its checkpoint.
 """
 
 import os
@@ -13,7 +13,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
@@ -25,32 +25,33 @@ from rekindle.training.sweep.halving import Job, Trial
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Settings
 
-OBJECTIVE = "objective"  # metric of a trial's MLflow run
-RECORD_INTERVAL_S = 10.0  # time that a killed process has used at most without a record
-MAX_CRASHES = 3  # crashes of a trial in one process until the trial counts as failed
+OBJECTIVE_METRIC = "objective"  # metric of a trial's MLflow run
+RECORD_INTERVAL_S = 10.0  # time between two records of the seconds that a trial has used
+MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as failed
+T = TypeVar("T")
 
 
-def train(
+def train_trials(
     study: Study,
     pod: int,
     default: Settings,
-    whole: Mapping[str, bool],
-    common: Mapping[str, Any],
+    integer_settings: Mapping[str, bool],
+    shared_inputs: Mapping[str, Any],
     experiment: str,
     run: str,
 ) -> None:
-    """Train the trials that the study gives to `pod`, until none is left. `common`: the inputs of
-    all trainings.
+    """Train the trials that the study assigns to `pod`, until none is left. `shared_inputs`: the
+    inputs that are equal for all trials.
 
     Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, _exit_on_sigterm)  # without a handler, PID 1 ignores SIGTERM
-    notice.watch()
+    notice.start_polling_process()
     process = f"{pod}-{uuid.uuid4().hex[:8]}"
     seconds = dict[Job, float]()
     crashes = Counter[Job]()
 
-    while claim := study.claim(pod, default, whole):
+    while claim := study.claim_trial(pod, default, integer_settings):
         import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
         trial, rung = claim
@@ -64,7 +65,9 @@ def train(
 
         say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
         code = run_forked(
-            lambda trial=trial, rung=rung: _train(study, trial, rung, common, experiment, run),
+            lambda trial=trial, rung=rung: _train_trial(
+                study, trial, rung, shared_inputs, experiment, run
+            ),
             record,
         )
         record()
@@ -78,9 +81,10 @@ def train(
                 " checkpoint."
             )
 
-        crashes[job] += bool(code)
+        if code:
+            crashes[job] += 1
         if crashes[job] == MAX_CRASHES:
-            study.fail(
+            study.record_failure(
                 trial.number,
                 rung,
                 f"its process has crashed {MAX_CRASHES} times, at last with code {code}",
@@ -90,27 +94,29 @@ def train(
     say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
 
 
-def _exit_on_sigterm(*_: Any) -> None:
+def _exit_on_sigterm(*_: object) -> None:
     raise SystemExit(exit_codes.TERMINATED)
 
 
-def training_spec(
-    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = ""
+def make_training_spec(
+    study: Study, trial: Trial, rung: int, shared_inputs: Mapping[str, Any], run_id: str = ""
 ) -> TrainingSpec:
     """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
-    sections: dict[str, dict[str, Any]] = {name: dict(common[name]) for name in ("train", "model")}
+    sections: dict[str, dict[str, Any]] = {
+        name: dict(shared_inputs[name]) for name in ("train", "model")
+    }
     for path, value in trial.settings.items():
         section, _, key = path.partition(".")
         sections[section][key] = value
 
     inputs = {
-        **{name: common[name] for name in ("workload", "family", "dataset", "digest")},
+        **{name: shared_inputs[name] for name in ("workload", "family", "dataset", "digest")},
         **sections["train"],
         **SINGLE_WORKER,
-        "out": study.output(trial.number, rung),
-        "checkpoints": study.checkpoints(trial.number),
+        "out": study.output_prefix(trial.number, rung),
+        "checkpoints": study.checkpoint_prefix(trial.number),
         "model": sections["model"],
-        "until": study.sweep.share(rung),
+        "until": study.sweep.step_share(rung),
         "run_id": run_id,
     }
 
@@ -120,27 +126,34 @@ def training_spec(
         raise ConfigError(f"{trial.settings}: {error}") from error
 
 
-def _train(
-    study: Study, trial: Trial, rung: int, common: Mapping[str, Any], experiment: str, run: str
+def _train_trial(
+    study: Study,
+    trial: Trial,
+    rung: int,
+    shared_inputs: Mapping[str, Any],
+    experiment: str,
+    run: str,
 ) -> None:
-    """Train one trial, in its own process."""
+    """Train one trial in the current process, and record its result in MLflow."""
     import torch
 
-    from rekindle.training.worker import work
+    from rekindle.training.worker import run_worker
 
     # the parent uses the connections of its own store
     study = Study(Store.from_env(), study.root, study.sweep)
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
 
     try:
-        work(training_spec(study, trial, rung, common, run_id))
+        run_worker(make_training_spec(study, trial, rung, shared_inputs, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:
-        # errors that the settings of the trial cause
+        # errors whose cause is the settings of the trial
         say(f"trial {trial.number} failed: {error}")
-        study.fail(trial.number, rung, str(error))
+        study.record_failure(trial.number, rung, str(error))
 
     if run_id:
-        _try_tracking(lambda: _record_result(study.result(Job(trial.number, rung)) or {}, run_id))
+        _try_tracking(
+            lambda: _record_result(study.read_result(Job(trial.number, rung)) or {}, run_id)
+        )
 
 
 def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
@@ -155,13 +168,13 @@ def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
 def _record_result(result: Mapping[str, Any], run_id: str) -> None:
     value = result.get("value")
     if value is not None:
-        tracking.log_metrics(run_id, [(OBJECTIVE, value, result["steps"])])
+        tracking.log_metrics(run_id, [(OBJECTIVE_METRIC, value, result["steps"])])
     tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
 
 
-def _try_tracking(call: Callable[[], Any]) -> Any:
-    """Return `call()`, or None if MLflow is unavailable: the results are also in the object
-    store."""
+def _try_tracking(call: Callable[[], T]) -> T | None:
+    """Return `call()`, or log and return None if MLflow is unavailable: the object store also has
+    the results."""
     try:
         return call()
     except TrackingError as error:
@@ -170,15 +183,15 @@ def _try_tracking(call: Callable[[], Any]) -> Any:
 
 
 def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
-    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the
-    exit code.
+    """Run `call` in a child process, and return its exit code.
 
-    Calls `record` every few seconds until then.
+    Until the child exits, forwards SIGTERM to it and calls `record` every RECORD_INTERVAL_S
+    seconds.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    # blocked until our handler is installed
+    # blocked until the handler below is installed
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     pid = os.fork()

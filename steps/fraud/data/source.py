@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import polars as pl
 
 from rekindle.errors import DataError, did_you_mean
+from rekindle.kubernetes_names import S3_ENDPOINT_URL
 from rekindle.names import parse_s3_address
 from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
@@ -93,7 +94,7 @@ def _download(uri: str, scratch: Path) -> Path:
     address = parse_s3_address(uri)
     assert address
     target = scratch / Path(address.key).name
-    store = Store(address.bucket, os.environ.get("S3_ENDPOINT_URL") or None)
+    store = Store(address.bucket, os.environ.get(S3_ENDPOINT_URL) or None)
 
     try:
         store.download(address.key, target)

@@ -48,7 +48,8 @@ def test_a_wrong_option_is_one_line_with_the_nearest_option(
     if program == "rekindle" and isinstance(error, click.NoSuchOption):
         error = add_config_key(error)
     message = usage_message(error)
-    assert words in message and "\n" not in message
+    assert words in message
+    assert "\n" not in message
 
 
 def test_the_line_is_all_that_the_program_prints() -> None:
@@ -61,8 +62,7 @@ def test_the_line_is_all_that_the_program_prints() -> None:
     ]
 
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr.startswith("error: --folow is not an option of")
-        and done.stderr.count("\n") == 1
-    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: --folow is not an option of")
+    assert done.stderr.count("\n") == 1

@@ -27,7 +27,7 @@ CONDITION = (
 def test_the_cause_of_a_failed_job_replaces_the_condition_of_its_template(
     message: str, cause: str
 ) -> None:
-    assert causes.plain(message) == cause
+    assert causes.extract_cause(message) == cause
     nodes = [
         {"displayName": "train", "templateName": "train", "phase": "Failed", "message": message}
     ]

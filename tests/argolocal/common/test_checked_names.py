@@ -46,7 +46,8 @@ INVALID = [
 @pytest.mark.parametrize("value", VALID)
 def test_a_valid_name_is_a_text(value: str):
     name = RunName(value)
-    assert name == value and RunName.or_none(value) == value
+    assert name == value
+    assert RunName.or_none(value) == value
     assert json.loads(json.dumps({name: name})) == {value: value}
     assert pickle.loads(pickle.dumps(name)) == value
     assert type(pickle.loads(pickle.dumps(name))) is RunName
@@ -65,7 +66,9 @@ def test_the_message_has_the_value_its_source_and_the_rule():
         RunName("../\x1b[31mred\u202e", "the tag rekindle.workflow of MLflow")
     text = str(caught.value)
     assert "the name of a run (the tag rekindle.workflow of MLflow): it must" in text
-    assert "\x1b" not in text and "\u202e" not in text and "red\\u202e" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "red\\u202e" in text
 
 
 def test_a_long_value_is_shown_in_part():

@@ -63,4 +63,5 @@ def test_a_command_names_an_unusual_path_in_one_line(
 
     assert done.returncode in (1, 2), done
     assert target in done.stderr or "is empty" in done.stderr
-    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) <= 3, done.stderr

@@ -4,7 +4,7 @@ import io
 import subprocess
 import sys
 
-from argolocal.common.terminal import EscapedStream, with_controls
+from argolocal.common.terminal import EscapedStream, without_escapes
 from argolocal.common.wording import visible
 
 # the characters with Unicode's property Bidi_Control, separators of lines, and characters without a
@@ -13,7 +13,7 @@ INVISIBLE = "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066\u2069\
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
 PROGRAM = f"""
 import click, sys
-from argolocal.cli.output import exit_code
+from argolocal.cli.output import run_command
 from argolocal.errors import ConfigError, say
 
 def command():
@@ -24,7 +24,7 @@ def command():
     say({HOSTILE!r})
     raise {{error}}({HOSTILE!r})
 
-sys.exit(exit_code(command))
+sys.exit(run_command(command))
 """
 
 
@@ -40,9 +40,9 @@ def test_every_way_to_print_escapes_control_characters():
 
 def test_characters_that_hide_or_reorder_text_are_shown_and_joiners_are_kept() -> None:
     shown = visible(f"a{INVISIBLE}b")
-    assert (
-        shown.isascii() and shown.startswith("a\\u061c\\u200b") and shown.endswith("\\U000e0041b")
-    )
+    assert shown.isascii()
+    assert shown.startswith("a\\u061c\\u200b")
+    assert shown.endswith("\\U000e0041b")
     for blank in "\u00ad\u034f\u115f\u1160\u17b4\u180e\u3164\ufe00\uffa0\ufff9\U0001d173\U000e0100":
         assert visible(blank).startswith("\\"), f"{blank!r} is invisible"
     joined = (
@@ -55,5 +55,5 @@ def test_a_picture_of_our_own_keeps_its_colours_and_cursor_moves():
     raw = io.BytesIO()
     stream = EscapedStream(raw, encoding="utf-8", write_through=True)
     stream.write("\x1b[2Jtext\n")
-    with_controls(stream).write("\x1b[2Jpicture\n")
+    without_escapes(stream).write("\x1b[2Jpicture\n")
     assert raw.getvalue() == b"\\u001b[2Jtext\n\x1b[2Jpicture\n"

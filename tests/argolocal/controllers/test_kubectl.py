@@ -68,7 +68,8 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
     for _ in range(2):  # the second runner cannot see that the first runner has applied the patch
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
-        assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
+        assert isinstance(ended, PodEnded), ended
+        assert ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
 
 
@@ -130,9 +131,8 @@ def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalC
             "ConfigMap", "c", {"metadata": {"resourceVersion": read}, "data": {"a": "3"}}
         )
 
-    assert (
-        cluster.configmap("c") == {"a": "2"} and applied(version(), a="3")["phase"] == "Succeeded"
-    )
+    assert cluster.configmap("c") == {"a": "2"}
+    assert applied(version(), a="3")["phase"] == "Succeeded"
     assert cluster.configmap("c") == {"a": "3"}
 
 
@@ -235,10 +235,8 @@ def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCl
     ]
 
     node = printed(cluster, "{.kind[0]}")
-    assert (node["phase"], node["message"].split(": ")[-1]) == (
-        "Failed",
-        "string is not array or slice",
-    )
+    assert node["phase"] == "Failed"
+    assert node["message"].split(": ")[-1] == "string is not array or slice"
 
 
 @pytest.mark.parametrize(
@@ -259,9 +257,8 @@ def test_an_invalid_json_path_is_rejected_before_the_run(
     )
     with pytest.raises(ConfigError) as raised:
         check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
-    assert message in str(raised.value) and str(raised.value).startswith(
-        "t.outputs.parameters[0].valueFrom.jsonPath"
-    )
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
 
 
 def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
@@ -362,7 +359,9 @@ def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) 
     status = execute(workflow(create, patch, named), {}, cluster)
     assert status["phase"] == "Succeeded", status
     obj = Controller(cluster, "ConfigMap").get("c")
-    assert obj and obj["metadata"]["annotations"]["x/y"] == "3" and not obj.get("data")
+    assert obj
+    assert obj["metadata"]["annotations"]["x/y"] == "3"
+    assert not obj.get("data")
     operations[1]["path"] = "/data/none"
     status = execute(workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
     assert "missing path: /data/none" in message(status)

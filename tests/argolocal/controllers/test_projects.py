@@ -131,7 +131,7 @@ def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     assert "cause   the data of the world are wrong: remove the file." in done.stderr
     (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
     assert log.read_text().count("a server starts") == 1
-    assert f"ended with code {code}, which a restart cannot cure" in log.read_text()
+    assert f"ended with code {code}, which a restart cannot fix" in log.read_text()
     (folder / "wrong").unlink()
     done = command("resume", folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr

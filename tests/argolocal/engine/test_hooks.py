@@ -19,10 +19,8 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
     )
     assert play(s) == ["a", "hooks.running"]
     assert s.nodes[s.table.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
-    assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == (
-        "Succeeded",
-        True,
-    )
+    assert s.status["phase"] == "Succeeded"
+    assert s.table.id("w.hooks.running") in s.nodes["w"]["children"]
 
 
 def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
@@ -74,4 +72,5 @@ def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
 def test_an_invalid_hook_expression_ends_the_workflow_with_an_error() -> None:
     s = scheduler(leaf("main"), leaf("note"), hooks={"h": hook("no.such > 1")})
     play(s)
-    assert (s.status["phase"], "no" in s.status["message"]) == ("Error", True)
+    assert s.status["phase"] == "Error"
+    assert "no" in s.status["message"]

@@ -54,7 +54,8 @@ def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_pat
     # the phase is empty when the first steps start
     assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]
     seconds, phase = last[0].split()
-    assert float(seconds) >= 0.2 and phase == "Succeeded"
+    assert float(seconds) >= 0.2
+    assert phase == "Succeeded"
 
     assert (
         first[2:]

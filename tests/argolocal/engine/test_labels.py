@@ -9,14 +9,11 @@ from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from tests.argolocal.running import execute
+from tests.builders import shell
 
 
 def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
-    container = {
-        "image": "busybox",
-        "command": ["sh", "-c"],
-        "args": ["echo '{{workflow.labels.foo}}'"],
-    }
+    container = shell("echo '{{workflow.labels.foo}}'")
 
     spec = {
         "entrypoint": "main",

@@ -19,6 +19,7 @@ from argolocal.errors import ConfigError
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from tests.argolocal.runner.played import leaf, scheduler, steps
+from tests.builders import workflow
 from tests.waiting import until
 
 REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
@@ -50,11 +51,12 @@ def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() 
     s.advance(9e9)
     (node,) = suspend.suspended(s.status)
     (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
-    assert (
-        isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
-    )
+    assert isinstance(after, Start)
+    assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
     assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
-    assert (node["type"], node["phase"], node.get("message")) == ("Suspend", "Succeeded", None)
+    assert node["type"] == "Suspend"
+    assert node["phase"] == "Succeeded"
+    assert node.get("message") is None
 
 
 def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
@@ -62,12 +64,10 @@ def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
     for template in (approval("NO"), of_input):
         s = at_approval(template)
         (node,) = suspend.suspended(s.status)
-        asked = suspend.resume_values(s.status, {})
+        asked = suspend.select_resume_values(s.status, {})
         (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
-        assert (
-            isinstance(after, Start)
-            and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
-        )
+        assert isinstance(after, Start)
+        assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
         assert "resume w -p go=NO" in suspend.resume_hint(
             "w", {**node, "outputs": {"parameters": [OPEN]}}
         )
@@ -79,11 +79,11 @@ OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
     s = at_approval(approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
-        suspend.resume_values(s.status, {})
+        suspend.select_resume_values(s.status, {})
     with pytest.raises(
         ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""
     ):
-        suspend.resume_values(s.status, {"goo": "x"})
+        suspend.select_resume_values(s.status, {"goo": "x"})
 
 
 def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_argo() -> None:
@@ -91,7 +91,9 @@ def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_ar
     s.advance(1005.0)
     ask = next(node for node in s.nodes.values() if node["type"] == "Suspend")
     message = "raw output parameter 'go' has not been set and does not have a default value"
-    assert (ask["phase"], ask["message"], s.status["phase"]) == ("Error", message, "Failed")
+    assert ask["phase"] == "Error"
+    assert ask["message"] == message
+    assert s.status["phase"] == "Failed"
 
 
 def test_a_value_with_a_global_name_is_an_output_of_the_workflow() -> None:
@@ -112,7 +114,8 @@ def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
 def test_an_initially_suspended_workflow_starts_no_pod() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
-    assert (s.status["phase"], s.nodes) == ("Running", {})
+    assert s.status["phase"] == "Running"
+    assert s.nodes == {}
     s.spec.pop("suspend")
     assert len(s.advance(1001.0)) == 1
 
@@ -146,10 +149,7 @@ def manifest(path: Path, **spec: Any) -> str:
     echo = {"image": "busybox", "command": ["echo"], "args": ["said {{inputs.parameters.x}}"]}
     templates = [{"name": "main", "steps": [[ask], [say]]}, approval()]
     templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
-    spec = {"entrypoint": "main", "templates": templates, **spec}
-    (path / "w.json").write_text(
-        json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
-    )
+    (path / "w.json").write_text(json.dumps(workflow(*templates, **spec)))
     return "w.json"
 
 

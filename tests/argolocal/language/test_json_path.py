@@ -9,6 +9,7 @@ from argolocal.errors import ConfigError
 from argolocal.language.json_path import PathError, select
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 DATA: dict[str, Any] = {
     "people": [
@@ -102,12 +103,7 @@ def test_an_unsupported_path_is_rejected_before_the_run_starts(path: str, tmp_pa
     with pytest.raises(ValueError, match="not supported"):
         select(DATA, path)
     echo = {"image": "busybox", "command": ["echo", f'{{{{=jsonpath(workflow.name, "{path}")}}}}']}
-    spec = {"entrypoint": "main", "templates": [{"name": "main", "container": echo}]}
     with pytest.raises(
         ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"
     ):
-        execute(
-            {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec},
-            {},
-            LocalCluster(tmp_path),
-        )
+        execute(workflow({"name": "main", "container": echo}), {}, LocalCluster(tmp_path))

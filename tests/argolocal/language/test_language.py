@@ -132,7 +132,8 @@ def test_a_value_without_tags_is_unchanged(value: object) -> None:
 )
 def test_an_expression_has_the_expected_value_and_type(source: str, value: object) -> None:
     result = evaluate(source, ARGO_FUNCTIONS)
-    assert (type(result), result) == (type(value), value)
+    assert type(result) is type(value)
+    assert result == value
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, split, workflow
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
+from tests import builders
 from tests.argolocal.running import execute
 
 FILE = """
@@ -179,8 +180,7 @@ def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> Non
 
     cluster = LocalCluster(tmp_path)
     cluster.keep([stored("a", "b"), stored("b", "a")])
-    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[call("a", "2")]]}]}
-    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, cluster)
+    status = execute(builders.workflow({"name": "main", "steps": [[call("a", "2")]]}), {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {
         node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")
@@ -215,7 +215,8 @@ def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) ->
         "x": "2",
         "z": "4",
     }
-    assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
+    assert spec["entrypoint"] == "main"
+    assert len(spec["templates"]) == 1
 
 
 def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path: Path) -> None:
@@ -273,8 +274,7 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
         [{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}]
     )
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
-    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+    manifest = builders.workflow(arguments={"parameters": [parameter]})
     assert (
         workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
         == "hello"
@@ -300,7 +300,8 @@ def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_th
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
     meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
     assert meta["labels"] == {"workflows.argoproj.io/workflow-template": "t", "e": "f"}
-    assert (meta["annotations"], meta["namespace"]) == ({}, "n")
+    assert meta["annotations"] == {}
+    assert meta["namespace"] == "n"
 
 
 @pytest.mark.parametrize(
@@ -321,9 +322,8 @@ def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
 
 def test_a_value_outside_its_enum_is_rejected() -> None:
     parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
-    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
-        workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+        workflow(builders.workflow(arguments={"parameters": [parameter]}))
 
 
 @pytest.mark.parametrize(
@@ -363,13 +363,7 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
     cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
     main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
 
-    manifest = workflow(
-        {
-            "kind": "Workflow",
-            "metadata": {"name": "w"},
-            "spec": {"entrypoint": "main", "templates": [main]},
-        }
-    )
+    manifest = workflow(builders.workflow(main))
 
     if message:
         with pytest.raises(ConfigError, match=message):

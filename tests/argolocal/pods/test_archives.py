@@ -361,9 +361,8 @@ def test_a_sparse_file_is_restored_and_its_holes_use_no_disk_space(tmp_path: Pat
     assert content.read(1024) == bytes(512) + b"A" * 512
     content.seek(1 << 29)
     assert content.read(1024) == b"B" * 512 + bytes(512)
-    assert (tmp_path / "in").stat().st_size == 1 << 30 and (
-        tmp_path / "in"
-    ).stat().st_blocks * 512 < 1 << 20
+    assert (tmp_path / "in").stat().st_size == 1 << 30
+    assert (tmp_path / "in").stat().st_blocks * 512 < 1 << 20
 
 
 def test_sparse_archives_of_gnu_tar_are_unpacked(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from argolocal.state.journal import RunFiles
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from tests.argolocal.running import execute
+from tests.builders import shell, workflow
 from tests.http_server import Answer, HttpServer, Request
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
@@ -102,7 +103,8 @@ def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path)
         for file in (tmp_path / "in").iterdir()
     }
     assert files == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
-    assert (tmp_path / "in/link").is_symlink() and (tmp_path / "in/again").stat().st_nlink == 1
+    assert (tmp_path / "in/link").is_symlink()
+    assert (tmp_path / "in/again").stat().st_nlink == 1
     artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
     # as on Argo
     assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]
@@ -207,10 +209,8 @@ def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
     artifacts.load(
         {"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None
     )
-    assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == (
-        "hello",
-        0o400,
-    )
+    assert (tmp_path / "in").read_text() == "hello"
+    assert (tmp_path / "in").stat().st_mode & 0o777 == 0o400
 
 
 def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_path: Path) -> None:
@@ -258,13 +258,14 @@ def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None
 
     cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
     store = cluster.store(s3)
-    assert (store.bucket, store.endpoint) == ("other", "http://s3.example:9000")
+    assert store.bucket == "other"
+    assert store.endpoint == "http://s3.example:9000"
 
 
 def outputs_after_gc(
     home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
 ) -> dict[str, Any]:
-    container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
+    container = shell(script)
     more = spec.pop("template", {})
 
     template = {
@@ -274,15 +275,7 @@ def outputs_after_gc(
         **more,
     }
 
-    return execute(
-        {
-            "kind": "Workflow",
-            "metadata": {"name": home.name},
-            "spec": {"entrypoint": "main", "templates": [template], **spec},
-        },
-        {},
-        LocalCluster(home),
-    )
+    return execute(workflow(template, name=home.name, **spec), {}, LocalCluster(home))
 
 
 def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
@@ -410,7 +403,8 @@ def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path
             output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location
         )
         assert saved
-        assert (saved["s3"], asked.pop()) == (expected, expected)
+        assert saved["s3"] == expected
+        assert asked.pop() == expected
 
 
 @pytest.mark.parametrize(

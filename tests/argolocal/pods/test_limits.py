@@ -19,6 +19,7 @@ from argolocal.language.quantity import quantity
 from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
+from tests import builders
 from tests.argolocal.running import execute
 from tests.waiting import until
 
@@ -37,11 +38,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
         "resources": {"limits": {"memory": limit}},
     }
     template = {"name": "main", "container": container, **more}
-    return {
-        "kind": "Workflow",
-        "metadata": {"name": NAME},
-        "spec": {"entrypoint": "main", "templates": [template]},
-    }
+    return builders.workflow(template, name=NAME)
 
 
 def cgroups() -> list[Path]:
@@ -54,7 +51,8 @@ def cgroups() -> list[Path]:
 @needs_cgroups
 def test_a_step_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
     status = execute(workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
-    assert (status["phase"], status["message"]) == ("Failed", "main: OOMKilled (exit code 137)")
+    assert status["phase"] == "Failed"
+    assert status["message"] == "main: OOMKilled (exit code 137)"
     assert not cgroups()
 
 
@@ -107,7 +105,8 @@ def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
     pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
-    assert not cgroups() and processes.start_time(pid) is None
+    assert not cgroups()
+    assert processes.start_time(pid) is None
 
 
 @needs_cgroups

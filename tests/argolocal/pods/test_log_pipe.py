@@ -20,6 +20,7 @@ from argolocal.pods.pod_run import PodRun
 from argolocal.pods.process import ContainerRun, start_container
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import shell, workflow
 from tests.waiting import until
 
 
@@ -64,16 +65,8 @@ def test_a_result_is_the_whole_stdout(tmp_path: Path) -> None:
         {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0"}},
     ]
 
-    manifest = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
-
-    nodes = {
-        node["name"]: node
-        for node in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()
-    }
+    status = execute(workflow(*templates), {}, LocalCluster(tmp_path))
+    nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w[0].say"]["outputs"]["result"] == "one\ntwo\nthree"
     (log,) = (tmp_path / "runs/w/logs").iterdir()
     assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]
@@ -86,8 +79,10 @@ def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> Non
     source = shlex.join([sys.executable, "-c", code])
     for _ in range(5):
         run_script(source, log, copy)
-    assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
-    assert log.read_bytes().count(b"2") == 5 << 22 and set(copy.read_bytes()) == {ord("1")}
+    assert log.stat().st_size == 5 << 23
+    assert copy.stat().st_size == 5 << 22
+    assert log.read_bytes().count(b"2") == 5 << 22
+    assert set(copy.read_bytes()) == {ord("1")}
 
 
 @pytest.mark.slow
@@ -112,7 +107,9 @@ def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) ->
 
 def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) -> None:
     pipe = run_script(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
-    assert pipe.error and pipe.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
+    assert pipe.error
+    assert pipe.error.errno == errno.ENOSPC
+    assert (tmp_path / "done").exists()
 
 
 @pytest.mark.slow
@@ -122,10 +119,7 @@ def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Pa
         "name": "main",
         "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]],
     }
-    spec = {"entrypoint": "main", "templates": [main, one]}
-    (tmp_path / "w.json").write_text(
-        json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
-    )
+    (tmp_path / "w.json").write_text(json.dumps(workflow(main, one)))
     run = (
         f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run"
         " --manifest w.json"
@@ -167,12 +161,7 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
 
-    beside = {
-        "name": "beside",
-        "image": "busybox",
-        "command": ["sh", "-c"],
-        "args": ["echo hi; exec sleep 9"],
-    }
+    beside = shell("echo hi; exec sleep 9", name="beside")
 
     template = {
         "name": "main",
@@ -198,19 +187,9 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
 def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    container = {
-        "image": "busybox",
-        "command": ["sh", "-c"],
-        "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"],
-    }
+    container = shell("head -c 9000000 /dev/zero; test ! -e /tmp/x")
 
-    templates = [{"name": "main", "container": container}]
-
-    manifest = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
+    manifest = workflow({"name": "main", "container": container})
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     (tmp_path / "home").mkdir()
@@ -231,4 +210,5 @@ def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: P
         "ended 1",
         "ended 0",
     ], done
-    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr

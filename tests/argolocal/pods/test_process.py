@@ -20,20 +20,15 @@ from argolocal.manifest.pod_patch import apply_patches
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from rekindle import project
+from tests import builders
 from tests.argolocal.running import execute
+from tests.builders import shell
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
 def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}], **spec}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
-
-
-def shell(source: str, **more: Any) -> dict[str, Any]:
-    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+    return execute(builders.workflow({"name": "main", **template}, **spec), {}, LocalCluster(home))
 
 
 def result_of(home: Path) -> str:
@@ -108,7 +103,8 @@ def test_a_container_that_cannot_start_ends_only_its_node(
     tmp_path: Path, container: dict[str, Any], phase: str, message: str
 ) -> None:
     status = ran({"container": shell("true", **container)}, tmp_path)
-    assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
+    assert status["phase"] == phase, status["message"]
+    assert message in status["message"], status["message"]
 
 
 def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> None:
@@ -140,9 +136,8 @@ def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
         },
         tmp_path,
     )
-    assert status["phase"] == "Failed" and status["message"].startswith(f"first: {message}"), (
-        status["message"]
-    )
+    assert status["phase"] == "Failed", status["message"]
+    assert status["message"].startswith(f"first: {message}"), status["message"]
 
 
 @needs_namespaces
@@ -151,7 +146,8 @@ def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     status = ran(
         {"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path
     )
-    assert (status["phase"], result_of(tmp_path)) == ("Succeeded", "done\n")
+    assert status["phase"] == "Succeeded"
+    assert result_of(tmp_path) == "done\n"
 
 
 @pytest.mark.parametrize(
@@ -168,10 +164,8 @@ def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
     status = ran(
         {"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path
     )
-    assert (status["phase"], status["message"].split(": ")[1]) == (
-        "Error",
-        "value '.inf' cannot be resolved to an int",
-    )
+    assert status["phase"] == "Error"
+    assert status["message"].split(": ")[1] == "value '.inf' cannot be resolved to an int"
 
 
 @needs_namespaces
@@ -187,7 +181,8 @@ def test_a_missing_working_directory_is_created_for_the_pod_only(
     container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": container, "outputs": outputs}, tmp_path)
-    assert (status["phase"], result_of(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
+    assert status["phase"] == "Succeeded", status
+    assert result_of(tmp_path) == f"{directory}\nx\nout\n", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
     assert not Path(directory).exists()
 
@@ -217,12 +212,14 @@ def test_a_pod_cannot_delete_files_of_the_machine(
         assert (
             ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
         )
-        assert beside.exists() and (code / "mine.py").exists()
+        assert beside.exists()
+        assert (code / "mine.py").exists()
     finally:
         beside.unlink()
 
     seen = result_of(tmp_path)
-    assert f"{beside}\n" in seen and "mine.py\n" in seen
+    assert f"{beside}\n" in seen
+    assert "mine.py\n" in seen
     assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
 
 
@@ -338,7 +335,8 @@ def test_the_path_of_an_output_may_be_relative_to_the_working_directory(
         {"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs},
         tmp_path,
     )
-    assert (value(status), Path(directory or "/", "a").exists()) == ("1", False)
+    assert value(status) == "1"
+    assert not Path(directory or "/", "a").exists()
 
 
 @needs_namespaces
@@ -374,14 +372,9 @@ def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> No
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()
 
-    manifest = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {
-            "entrypoint": "main",
-            "templates": [{"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}],
-        },
-    }
+    manifest = builders.workflow(
+        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}
+    )
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
@@ -410,7 +403,8 @@ def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: P
     filesystem.View(root, []).prepare([])
     after = machines.stat().st_mode
     machines.rmdir()
-    assert (mode_before, (root / "tmp").is_symlink()) == (after, False)
+    assert mode_before == after
+    assert not (root / "tmp").is_symlink()
 
 
 @needs_namespaces
@@ -427,7 +421,8 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
     status = ran(
         {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path
     )
-    assert "pytest" not in value(status) and value(status).endswith("end")
+    assert "pytest" not in value(status)
+    assert value(status).endswith("end")
 
 
 @needs_namespaces
@@ -437,10 +432,8 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
 def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
-    assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == (
-        "Error",
-        True,
-    ), status
+    assert status["phase"] == "Error", status
+    assert "outputs/parameters/tmp/p: no such file" in status["message"], status
 
 
 def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -> None:
@@ -546,7 +539,8 @@ def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(
     status = ran(
         {"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path
     )
-    assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
+    assert status["phase"] == "Error", status["message"]
+    assert "abc" in status["message"], status["message"]
 
 
 def test_a_pod_imports_only_from_the_project(

@@ -10,6 +10,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
@@ -41,8 +42,7 @@ def ran(
 ) -> dict[str, Any]:
     cluster = LocalCluster(home)
     cluster.keep(others)
-    manifest = {"entrypoint": "main", "templates": [*templates], **spec}
-    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": manifest}, {}, cluster)
+    return execute(workflow(*templates, **spec), {}, cluster)
 
 
 def pod_output(

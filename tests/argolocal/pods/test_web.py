@@ -62,7 +62,8 @@ def test_login_headers_are_not_sent_to_another_host_after_a_redirection(
     with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
         assert answer.read() == b"hello"
     _, first = (request.headers for request in proxy.requests)
-    assert first["X-Mine"] == "kept" and first["Host"] == urlsplit(proxy.requests[1].path).netloc
+    assert first["X-Mine"] == "kept"
+    assert first["Host"] == urlsplit(proxy.requests[1].path).netloc
     assert ("s3cr3t" in "".join(first.values())) == stays
     assert stays == all(
         first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2]
@@ -110,7 +111,8 @@ def test_a_redirection_changes_the_method_as_in_go(
     sent = None if method == "HEAD" else b"hi"
     web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
     second = proxy.requests[1]
-    assert (second.method, second.body.decode()) == (after, body)
+    assert second.method == after
+    assert second.body.decode() == body
     assert ("Content-Type" in second.headers) == (status >= 307)
 
 
@@ -141,7 +143,8 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
 
     for address in (url, "http://a.example/") if scheme else (url,):
         phase, message, outputs = http.send({"url": address}, lambda name: {})
-        assert (phase, outputs) == ("Failed", None)
+        assert phase == "Failed"
+        assert outputs is None
         assert message.lower() == f'get "{url}": unsupported protocol scheme "{scheme}"'.lower()
 
         with pytest.raises(
@@ -150,9 +153,8 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
         ):
             artifacts.load({"name": "a", "http": {"url": address}}, tmp_path / "in", lambda _: None)
 
-    assert {request.path for request in proxy.requests} <= {"http://a.example/"} and not (
-        tmp_path / "in"
-    ).exists()
+    assert {request.path for request in proxy.requests} <= {"http://a.example/"}
+    assert not (tmp_path / "in").exists()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,9 @@ def test_an_invalid_answer_or_address_fails_only_its_node(
     with HttpServer(lambda _: answer) as server:
         monkeypatch.setenv("http_proxy", server.url)
         phase, message, _ = http.send({"url": url}, lambda name: {})
-        assert phase == "Failed" and message.startswith('Get "http:') and "s3cr3t" not in message
+        assert phase == "Failed"
+        assert message.startswith('Get "http:')
+        assert "s3cr3t" not in message
 
         with pytest.raises(ArtifactError, match="artifact a failed to load: http:"):
             artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
@@ -199,6 +203,5 @@ def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
 def test_an_oversized_answer_fails_only_its_node(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "MAX_BODY_BYTES", 4)
     phase, message, _ = http.send({"url": "http://me:s3cr3t@a.example/"}, lambda name: {})
-    assert phase == "Failed" and message.startswith(
-        'Get "http://a.example/": the response has more than'
-    )
+    assert phase == "Failed"
+    assert message.startswith('Get "http://a.example/": the response has more than')

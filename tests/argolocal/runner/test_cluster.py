@@ -12,6 +12,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 
 @pytest.fixture
@@ -41,10 +42,8 @@ def test_configmaps_and_secrets_are_read_by_name(cluster: LocalCluster) -> None:
     with pytest.raises(KeyError):
         cluster.configmap("none")
 
-    assert (cluster.image("any").python, cluster.image("other").python) == (
-        sys.executable,
-        "/other/python",
-    )
+    assert cluster.image("any").python == sys.executable
+    assert cluster.image("other").python == "/other/python"
 
 
 def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> None:
@@ -82,7 +81,8 @@ def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
         }
 
     first = kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True))
-    assert (first["metadata"]["generation"], first["metadata"]["namespace"]) == (1, "default")
+    assert first["metadata"]["generation"] == 1
+    assert first["metadata"]["namespace"] == "default"
     assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first, (
         "applied again, nothing changes"
     )
@@ -111,12 +111,10 @@ def test_images_are_read_from_the_home(tmp_path: Path) -> None:
     )
     image = LocalCluster(tmp_path).image("tool:v1")
 
-    assert (image.command, image.args, image.env, image.directory) == (
-        ["sh", "-c"],
-        ["echo own"],
-        {"A": "b"},
-        "/usr",
-    )
+    assert image.command == ["sh", "-c"]
+    assert image.args == ["echo own"]
+    assert image.env == {"A": "b"}
+    assert image.directory == "/usr"
 
     for text, error in (
         ("tool: {comand: [sh]}", r"tool\.comand"),
@@ -143,7 +141,6 @@ def test_a_container_without_a_command_runs_the_command_of_its_image(tmp_path: P
 
     for index, (image, args, log) in enumerate(cases):
         container = {"image": image, **({"args": args} if args else {})}
-        spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-        manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
+        manifest = workflow({"name": "main", "container": container}, name=f"w{index}")
         assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
         assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == log

@@ -9,13 +9,11 @@ import pytest
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 
 def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [*templates]}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    return execute(workflow(*templates), {}, LocalCluster(home))
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")

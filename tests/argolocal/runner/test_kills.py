@@ -81,7 +81,8 @@ TAMPERED: dict[str, Callable[[Run], Callable[[], Any]]] = {
 def test_the_check_of_a_killed_run_finds_lost_and_leftover_files(stage: Stage) -> None:
     expected, _ = stage.undisturbed("files")
     run = stage.run("files", "tampered")
-    assert run.start_and_kill() and problems(run, expected) == []
+    assert run.start_and_kill()
+    assert problems(run, expected) == []
 
     for what, tamper in TAMPERED.items():
         undo = tamper(run)

@@ -13,6 +13,7 @@ from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
+from tests import builders
 from tests.argolocal.running import execute, resume
 
 ECHO = {"image": "busybox", "command": ["echo", "hi"]}
@@ -26,20 +27,7 @@ def workflow(
     templates = [{"name": "main", **template}, {"name": "bye", "container": ECHO}]
     arguments = {"parameters": [{"name": "branch", "value": branch}]}
 
-    spec = {
-        "entrypoint": "main",
-        "onExit": "bye",
-        "arguments": arguments,
-        "templates": templates,
-        **spec,
-    }
-
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": spec,
-    }
+    return builders.workflow(*templates, **{"onExit": "bye", "arguments": arguments, **spec})
 
 
 def memoized(name: str) -> dict[str, Any]:
@@ -53,9 +41,8 @@ def resource(manifest: dict[str, Any]) -> dict[str, Any]:
 def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None:
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert status["phase"] in ("Error", "Failed"), status
-    assert {nodes["w"]["phase"]} <= {"Error", "Failed"} and reason in nodes["w"]["message"], nodes[
-        "w"
-    ]
+    assert {nodes["w"]["phase"]} <= {"Error", "Failed"}, nodes["w"]
+    assert reason in nodes["w"]["message"], nodes["w"]
     assert nodes["w.onExit"]["phase"] == "Succeeded"
     assert "Running" not in {node["phase"] for node in nodes.values()}
 

@@ -174,4 +174,5 @@ files.load()
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
-    assert "ConfigError" in done.stderr and "it is not a regular file" in done.stderr, done.stderr
+    assert "ConfigError" in done.stderr, done.stderr
+    assert "it is not a regular file" in done.stderr, done.stderr

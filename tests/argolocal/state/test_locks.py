@@ -29,10 +29,8 @@ def test_nodes_with_the_same_mutex_never_overlap_and_show_its_name(tmp_path: Pat
     s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert starts(s, 1) == ["w.a"]
     waiting = s.nodes[s.table.id("w.b")]
-    assert (waiting["phase"], waiting["message"]) == (
-        "Pending",
-        "Waiting for default/Mutex/m lock. Lock status: 0/1",
-    )
+    assert waiting["phase"] == "Pending"
+    assert waiting["message"] == "Waiting for default/Mutex/m lock. Lock status: 0/1"
     assert waiting["synchronizationStatus"] == {"waiting": "default/Mutex/m"}
     assert starts(s, 2, "w.a") == ["w.b"]
     assert "message" not in waiting
@@ -45,7 +43,8 @@ def test_a_workflow_gets_the_mutex_of_a_run_that_dies(tmp_path: Path) -> None:
     second = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
     assert starts(first, 1) == ["one"]
     assert starts(second, 1) == []
-    assert (second.status["phase"], second.wake) == ("Pending", pytest.approx(1.2))
+    assert second.status["phase"] == "Pending"
+    assert second.wake == pytest.approx(1.2)
     first.locks.close()
     assert starts(second, 2) == ["two"]
 
@@ -70,7 +69,8 @@ def test_a_semaphore_without_its_configmap_is_an_error(tmp_path: Path) -> None:
     semaphore = {"semaphores": [{"configMapKeyRef": {"name": "limits", "key": "gpus"}}]}
     s = scheduler(dag({"name": "t"}), leaf(synchronization=semaphore), home=tmp_path)
     play(s)
-    assert (s.status["phase"], "limits" in s.nodes[s.table.id("w.t")]["message"]) == ("Error", True)
+    assert s.status["phase"] == "Error"
+    assert "limits" in s.nodes[s.table.id("w.t")]["message"]
 
 
 @pytest.mark.parametrize(("limit", "message"), [({}, "for ever"), ({"timeout": "9s"}, "timeout")])
@@ -88,7 +88,8 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
     outer = {**dag({"name": "t"}), "synchronization": MUTEX}
     s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
     play(s)
-    assert (s.status["phase"], s.table.now) == ("Error", 1000.0)
+    assert s.status["phase"] == "Error"
+    assert s.table.now == 1000.0
     assert s.status["message"].endswith(
         "lock. Lock status: 0/1: Argo would wait until the deadline"
     )
@@ -98,7 +99,8 @@ def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
     first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
     starts(first, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
-    assert starts(s, 1) == [] and s.wake == pytest.approx(1.2)
+    assert starts(s, 1) == []
+    assert s.wake == pytest.approx(1.2)
     first.locks.close()
     assert starts(s, 2) == ["w.t"]
 

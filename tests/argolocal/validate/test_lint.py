@@ -888,7 +888,9 @@ def test_a_mistake_that_argo_accepts_is_a_warning(mistake: str) -> None:
     manifest = copy.deepcopy(RIGHT)
     change(manifest)
     (found,) = lint(manifest)
-    assert found.rule == rule and not found.fatal and re.search(message, str(found)), found
+    assert found.rule == rule, found
+    assert not found.fatal, found
+    assert re.search(message, str(found)), found
     check(manifest)
 
 
@@ -937,9 +939,9 @@ def test_a_tag_in_an_input_that_an_argument_replaces_is_a_warning(
         step(manifest, "three")["arguments"] = arguments(note="{{inputs.parameters.rows}}")
 
     (found,) = lint(manifest)
-    assert (found.rule, found.fatal) == ("tag", False) and found.path.endswith(
-        f"inputs.parameters[rows].{field}"
-    )
+    assert found.rule == "tag"
+    assert found.fatal is False
+    assert found.path.endswith(f"inputs.parameters[rows].{field}")
     caller["arguments"] = arguments()
     assert [each.fatal for each in lint(manifest)] == [True]
 
@@ -1158,7 +1160,8 @@ def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are
     manifest["spec"]["schedules"] = []
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
     found = {f.rule: str(f) for f in lint(manifest)}
-    assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
+    assert "never runs" in found["cron"]
+    assert "arguments.parameters[unused]" in found["shell"]
     manifest["spec"]["schedule"] = "0 3 * * *"
     assert "Argo 4 removed" in str(lint(manifest)[0])
 
@@ -1168,10 +1171,8 @@ def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_fo
     manifest["spec"]["schedules"] = ["@daily", "every day"]
     manifest["spec"]["timezone"] = "Mars/Base"
     messages = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
-    assert (
-        messages.keys() == {"spec.schedules", "spec.timezone"}
-        and "five fields" in messages["spec.schedules"]
-    )
+    assert messages.keys() == {"spec.schedules", "spec.timezone"}
+    assert "five fields" in messages["spec.schedules"]
     manifest["spec"]["schedules"] = ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"]
     manifest["spec"]["timezone"] = "Europe/Paris"
     spec = {"spec": manifest["spec"]["workflowSpec"]}
@@ -1351,9 +1352,8 @@ def test_an_object_that_a_cluster_rejects_is_found(mistake: str) -> None:
     manifest = copy.deepcopy(RIGHT)
     template(manifest, "apply")["resource"]["manifest"] = json.dumps(wrong)
     inside = [str(f) for f in lint(manifest) if f.fatal]
-    assert inside and all(
-        each.startswith("spec.templates[apply].resource.manifest") for each in inside
-    )
+    assert inside
+    assert all(each.startswith("spec.templates[apply].resource.manifest") for each in inside)
 
 
 OBJECT_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
@@ -1441,7 +1441,8 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
     (tmp_path / "job.json").write_text(json.dumps(plain("Job")))
     done = command(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
-    assert done.returncode == 1 and done.stderr == ""
+    assert done.returncode == 1
+    assert done.stderr == ""
 
     assert json.loads(done.stdout) == [
         {
@@ -1471,7 +1472,8 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
 def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Path) -> None:
     config = str(GOLDEN / "config.yaml")
     done = command(tmp_path, config, config)
-    assert (done.returncode, done.stdout) == (0, "no problems found\n")
+    assert done.returncode == 0
+    assert done.stdout == "no problems found\n"
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     for args in (
         [],
@@ -1512,7 +1514,8 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
     step(user, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
     (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, user]))
     alone = command(tmp_path, "--manifest", "flows.yaml", "-o", "json")
-    assert (alone.returncode, json.loads(alone.stdout)) == (0, [])
+    assert alone.returncode == 0
+    assert json.loads(alone.stdout) == []
     done = command(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
 
     found = [
@@ -1545,7 +1548,8 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
         ),
     ]
 
-    assert {f for f, _, _ in found} == {here} and done.returncode == 1
+    assert {f for f, _, _ in found} == {here}
+    assert done.returncode == 1
 
 
 @pytest.mark.slow
@@ -1572,10 +1576,13 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
     wrong["spec"]["entrypoint"] = "mian"
     (folder / "both.yaml").write_text("a: b\n---\n" + yaml.safe_dump(wrong))
     done = command(tmp_path, "--manifest", "flows")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
     note, *errors = done.stderr.splitlines()
-    assert len(errors) == 1 and "spec.entrypoint" in errors[0]
-    assert note.startswith("note: ") and "values.yaml" in note
+    assert len(errors) == 1
+    assert "spec.entrypoint" in errors[0]
+    assert note.startswith("note: ")
+    assert "values.yaml" in note
     assert command(tmp_path, "--manifest", "flows/values.yaml").returncode == 1
 
 
@@ -1591,8 +1598,10 @@ def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings
     (tmp_path / "flows/b.yaml").write_text(yaml.safe_dump(wrong))
     done = command(tmp_path, "--manifest", "flows", "-o", "json")
     found = json.loads(done.stdout)
-    assert done.returncode == 1 and [each["rule"] for each in found] == ["yaml", "template"]
-    assert found[0]["file"].endswith("a.yaml") and "line 4" in found[0]["message"]
+    assert done.returncode == 1
+    assert [each["rule"] for each in found] == ["yaml", "template"]
+    assert found[0]["file"].endswith("a.yaml")
+    assert "line 4" in found[0]["message"]
 
 
 def test_a_mistake_in_a_shared_template_is_reported_once() -> None:

@@ -248,7 +248,8 @@ def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_mu
     assert unheeded_tasks(lint(template)) == []
     assert unheeded_tasks(lint_all([("t", template), ("w", waiting)])) == []
     [finding] = unheeded_tasks(lint_all([("t", template), ("w", ignoring)]))
-    assert (finding.file, finding.path) == ("w", "spec.templates[main].dag.tasks[ask]")
+    assert finding.file == "w"
+    assert finding.path == "spec.templates[main].dag.tasks[ask]"
     assert "nothing waits for approval" in finding.message
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.wording import duration
+from argolocal.common.wording import format_duration
 from argolocal.view import display
 from argolocal.view import runs as overview
 from argolocal.view.summary import as_json, failed_step, failure, leaves, steps, success
@@ -65,7 +65,8 @@ def test_an_error_of_the_runner_names_the_running_step():
         "message": "No space left on device",
     }
     text = failure(WORKFLOW, broken, "", None, "rekindle resume x")
-    assert "step    train" in text and "cause   No space left on device" in text
+    assert "step    train" in text
+    assert "cause   No space left on device" in text
 
 
 def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
@@ -78,7 +79,8 @@ def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
         "rekindle resume x",
         "no space is left",
     )
-    assert "step    fill" in text and "cause   no space is left" in text
+    assert "step    fill" in text
+    assert "cause   no space is left" in text
 
 
 def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
@@ -112,7 +114,8 @@ def test_a_stopped_run_does_not_show_a_running_step():
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = steps("demo", ended)
-    assert (row.phase, row.seconds) == ("Succeeded", 1)
+    assert row.phase == "Succeeded"
+    assert row.seconds == 1
     assert [row.phase for row in steps("demo", {**ended, "phase": "Running"})] == ["Running"]
 
 
@@ -149,8 +152,10 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
 
     run["finishedAt"] = time_at(9)
     for text in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
-        assert text.count(texts[0]) == 1 and text.count("amount has one value.") == 1
-        assert "warning" in text and "\x1b" not in text
+        assert text.count(texts[0]) == 1
+        assert text.count("amount has one value.") == 1
+        assert "warning" in text
+        assert "\x1b" not in text
 
     for text in (success(run, {}), overview.steps_table(WORKFLOW, run)):
         assert f"prepare: {texts[0]}" in text, "a warning names its step"
@@ -205,7 +210,7 @@ def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
     ],
 )
 def test_durations_are_written_with_units(seconds: float | None, text: str):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_pipe_gets_plain_lines_without_control_codes():

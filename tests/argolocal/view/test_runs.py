@@ -10,6 +10,7 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, runs
+from tests.builders import workflow
 
 MAIN = {"entrypoint": "main", "templates": [{"name": "main", "suspend": {}}]}
 PAUSE = {
@@ -57,13 +58,7 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
     templates = [{"name": "main", "dag": {"tasks": tasks}}]
     files = RunFiles(tmp_path, "cleaned-4k2xp")
 
-    files.create(
-        {
-            "kind": "Workflow",
-            "metadata": {"name": files.name},
-            "spec": {"entrypoint": "main", "templates": templates},
-        }
-    )
+    files.create(workflow(*templates, name=files.name))
 
     files.snapshot({"nodes": {}, "phase": "Succeeded"})
     files.close()
@@ -78,7 +73,8 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
         runs.logs(tmp_path, "cleaned-4k2xp", "report", False, io.StringIO(), False)
         == "report has printed nothing."
     )
-    assert "line of clean" in out.getvalue() and "line of train" not in out.getvalue()
+    assert "line of clean" in out.getvalue()
+    assert "line of train" not in out.getvalue()
 
 
 def test_a_cell_of_a_table_is_one_line() -> None:

@@ -54,8 +54,10 @@ def test_template_tags_for_numbers_are_rendered_without_quotes() -> None:
 def test_a_setting_of_a_kind_of_pod_keeps_the_defaults_of_other_settings() -> None:
     pods = {"prepare": {"memory": "64Gi"}, "serve": {"image": "s"}}
     cluster = ClusterConfig.model_validate({"image": "a:1", "pods": pods})
-    assert (cluster.pod("prepare").cpu, cluster.pod("prepare").memory) == ("2", "64Gi")
-    assert (cluster.pod("serve").image, cluster.pod("verify").image) == ("s", "a:1")
+    assert cluster.pod("prepare").cpu == "2"
+    assert cluster.pod("prepare").memory == "64Gi"
+    assert cluster.pod("serve").image == "s"
+    assert cluster.pod("verify").image == "a:1"
 
 
 @pytest.mark.parametrize(

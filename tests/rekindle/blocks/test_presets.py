@@ -50,10 +50,13 @@ def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
 ) -> None:
     cluster = config(pods={"train": {"preset": name}})
     pod = cluster.pod("train")
-    assert pod.node_selector == label and not affinity(pod)
+    assert pod.node_selector == label
+    assert not affinity(pod)
     assert taint is None or taint in {each["key"] for each in tolerations(pod)}
     coordinator = cluster.pod("coordinator")
-    assert not coordinator.node_selector and coordinator.avoid == label and affinity(coordinator)
+    assert not coordinator.node_selector
+    assert coordinator.avoid == label
+    assert affinity(coordinator)
     with pytest.raises(ValueError, match="Remove its preset"):
         config(pods={"coordinator": {"preset": name}})
 
@@ -67,7 +70,8 @@ def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
     )
 
     assert pod.node_selector == {"gpu": "l4", "cloud.google.com/gke-spot": "true"}
-    assert pod.gpus == 2 and pod.spread == ["topology.kubernetes.io/zone"]
+    assert pod.gpus == 2
+    assert pod.spread == ["topology.kubernetes.io/zone"]
     keys = [each["key"] for each in tolerations(pod)]
     assert keys[:2] == ["cloud.google.com/gke-spot", "nvidia.com/gpu"]
     assert {
@@ -78,7 +82,8 @@ def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
 def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
     presets = {"night": {"priority_class": "batch", "cpu": 3}}
     pod = config(presets=presets, pods={"train": {"preset": "night"}}).pod("train")
-    assert (pod.priority_class, pod.cpu) == ("batch", "3")
+    assert pod.priority_class == "batch"
+    assert pod.cpu == "3"
 
 
 @pytest.mark.parametrize(
@@ -230,9 +235,8 @@ def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
             "template"
         ]["spec"]
         variables = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
-        assert spec["terminationGracePeriodSeconds"] == grace and variables[
-            "REKINDLE_GRACE"
-        ] == str(grace)
+        assert spec["terminationGracePeriodSeconds"] == grace
+        assert variables["REKINDLE_GRACE"] == str(grace)
 
 
 def test_labels_and_annotations_are_set_on_pods_without_replacing_required_labels() -> None:

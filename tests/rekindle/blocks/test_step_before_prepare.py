@@ -55,7 +55,8 @@ def test_the_example_passes_the_section_and_prepares_the_artifact(
     values, _ = arguments_of(manifest, "clean")
     assert json.loads(values["data"])["source"] == str(tmp_path / "power.csv")
     prepared, depends = arguments_of(manifest, "prepare")
-    assert depends == "clean" and prepared["source"] == "{{workflow.name}}/clean/rows"
+    assert depends == "clean"
+    assert prepared["source"] == "{{workflow.name}}/clean/rows"
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n4,,6\n")
     assert main(["clean", f"--data={values['data']}", f"--output=rows={tmp_path / 'rows'}"]) == 0
     assert (tmp_path / "rows").read_text() == "hour,temperature,kwh\n1,2,3"

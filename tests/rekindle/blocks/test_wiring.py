@@ -347,7 +347,8 @@ def error_of(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         )
 
     text = str(error.value)
-    assert len(text) < 500 and not re.search(r"\n|pydantic|re\.compile|object at 0x", text), text
+    assert len(text) < 500, text
+    assert not re.search(r"\n|pydantic|re\.compile|object at 0x", text), text
     return text
 
 
@@ -379,7 +380,8 @@ def test_a_file_that_is_not_a_pipeline_is_reported_with_its_line(
     file = tmp_path / f"not_a_pipeline_{number}.py"
     file.write_text(f"from rekindle import blocks\n{body}")
     text = error_of(file, monkeypatch)
-    assert re.match(rf"(/.*/)?{file.name}:{line + 1}: ", text) and words in text, text
+    assert re.match(rf"(/.*/)?{file.name}:{line + 1}: ", text), text
+    assert words in text, text
 
 
 def test_a_hera_task_that_reads_an_output_runs_after_the_task_with_this_output() -> None:
@@ -407,10 +409,8 @@ def test_a_hera_task_that_reads_an_output_runs_after_the_task_with_this_output()
     assert {name: depends[name] for name in ("first", "second", "late")} == dict.fromkeys(
         ("first", "second", "late"), "prepare"
     )
-    assert (
-        depends["third"] == "(first.Failed || second.Failed) && evaluate"
-        and depends["last"] == "evaluate"
-    )
+    assert depends["third"] == "(first.Failed || second.Failed) && evaluate"
+    assert depends["last"] == "evaluate"
     (inner,) = templates["late"]["dag"]["tasks"]
     assert "? inputs.parameters.digest :" in inner["arguments"]["parameters"][0]["value"]
     assert [str(finding) for finding in lint(workflow.to_dict()) if finding.fatal] == []

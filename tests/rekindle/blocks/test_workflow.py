@@ -91,7 +91,8 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
         p["name"]: p["value"]
         for p in tasks(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]
     }
-    assert served["name"] == "cards-wide" and served["endpoint"].startswith("http://cards-wide-{{")
+    assert served["name"] == "cards-wide"
+    assert served["endpoint"].startswith("http://cards-wide-{{")
     assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
@@ -106,8 +107,10 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
         p for p in parameters if p["name"] not in passed_on
     ]
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]
-    assert '"--part=train-small"' in jobs[0] and '"--part=train-wide"' in jobs[1]
-    assert '"name": "{{workflow.name}}-train-wide"' in jobs[1] and jobs[0] != jobs[1]
+    assert '"--part=train-small"' in jobs[0]
+    assert '"--part=train-wide"' in jobs[1]
+    assert '"name": "{{workflow.name}}-train-wide"' in jobs[1]
+    assert jobs[0] != jobs[1]
 
 
 def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config) -> None:
@@ -167,10 +170,8 @@ def test_the_security_settings_of_a_hera_template_are_kept(config: Config) -> No
     (template,) = [
         each for each in workflow.to_dict()["spec"]["templates"] if each["name"] == "own"
     ]
-    assert (template["container"]["securityContext"], template["podSpecPatch"]) == (
-        {"runAsUser": 7},
-        "{}",
-    )
+    assert template["container"]["securityContext"] == {"runAsUser": 7}
+    assert template["podSpecPatch"] == "{}"
 
 
 def test_blocks_without_shared_outputs_can_be_ordered_as_in_hera(config: Config) -> None:

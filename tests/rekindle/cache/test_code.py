@@ -242,7 +242,8 @@ def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first
 def test_the_identity_of_code_changes_only_with_the_code(folder: Path) -> None:
     write(folder, {"first": "import second\n", "second": ""})
     original = code.identity(["first", "second"])
-    assert original == code.identity(["second", "first", "first"]) and len(original) == 64
+    assert original == code.identity(["second", "first", "first"])
+    assert len(original) == 64
     assert original == code.identity(["first"]), "first imports second"
     write(folder, {"second": "VALUE = 1\n"})
     forget()
@@ -262,9 +263,8 @@ def test_the_identity_of_code_depends_on_python_and_packages(
     forget()
     assert code.identity(["first"]) not in (original, other)
     monkeypatch.undo()
-    assert any(
-        name.startswith("pydantic-") for name in code.packages()
-    ) and code.packages() == sorted(code.packages())
+    assert any(name.startswith("pydantic-") for name in code.packages())
+    assert code.packages() == sorted(code.packages())
 
 
 def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
@@ -272,16 +272,14 @@ def test_in_a_pod_the_digest_of_the_image_is_the_identity_of_the_code(
 ) -> None:
     write(folder, {"first": ""})
     image = "registry.example.com/rekindle@sha256:" + "ab" * 32
-    assert (code.image_digest(image), code.image_digest("rekindle:1")) == (
-        "sha256:" + "ab" * 32,
-        "",
-    )
-    monkeypatch.setenv(code.IMAGE, image)
+    assert code.image_digest(image) == "sha256:" + "ab" * 32
+    assert code.image_digest("rekindle:1") == ""
+    monkeypatch.setenv(code.REKINDLE_IMAGE, image)
     local = code.identity(["first"])
     assert local != code.image_digest(image), "outside a pod the image is ignored"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert code.identity(["first"]) == code.image_digest(image)
-    monkeypatch.setenv(code.IMAGE, "rekindle:1")
+    monkeypatch.setenv(code.REKINDLE_IMAGE, "rekindle:1")
     assert code.identity(["first"]) == local
 
 
@@ -301,4 +299,5 @@ def test_a_large_file_is_not_read_at_once(tmp_path: Path) -> None:
     digest = code._sha256(file)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert digest == hashlib.sha256(bytes(64 << 20)).hexdigest() and peak < 16 << 20
+    assert digest == hashlib.sha256(bytes(64 << 20)).hexdigest()
+    assert peak < 16 << 20

@@ -55,7 +55,8 @@ def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> N
     ]
     record_code_before(s3, "older", python="3.0")
     (python,) = differences(s3, facts(code="older"), facts())
-    assert (python.name, python.before) == ("Python", "3.0")
+    assert python.name == "Python"
+    assert python.before == "3.0"
 
 
 def test_code_whose_files_were_not_recorded_differs_as_a_whole(s3: Store) -> None:
@@ -95,10 +96,8 @@ def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     s3.put(f"{difference.FOLDER}mine.txt", b"1")
     difference.remove_unused_code(s3)
     keys = {item.key for item in s3.list(difference.FOLDER)}
-    assert (
-        f"{difference.FOLDER}{facts()['code']}" in keys
-        and f"{difference.FOLDER}{'0' * 64}" not in keys
-    )
+    assert f"{difference.FOLDER}{facts()['code']}" in keys
+    assert f"{difference.FOLDER}{'0' * 64}" not in keys
     assert f"{difference.FOLDER}mine.txt" in keys, "another program has written it"
     entries.remove(s3, [entry, replace(entry, key="k2")])
 

@@ -69,7 +69,8 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
         entries.record(s3, item)
 
     stale = {item.key: reason for item, reason in entries.list_stale(s3, 2, 90)}
-    assert stale[missing.key] == "more than 2" and "older" in entries.list_stale(s3, 9, 90)[-1][1]
+    assert stale[missing.key] == "more than 2"
+    assert "older" in entries.list_stale(s3, 9, 90)[-1][1]
     assert {item.key for item, _ in entries.list_stale(s3, 9, 90)} == {old.key, missing.key}
     entries.remove(s3, [item for item, _ in entries.list_stale(s3, 9, 90)])
     assert {item.key for item in entries.entries(s3)} == {kept.key, more.key}
@@ -87,7 +88,9 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
         assert [lookup.find(item.key) for item in written] == written
         lookup.close()
 
-    assert lookup.index and not lookup.index.unread and lookup.find("unknown") is None
+    assert lookup.index
+    assert not lookup.index.unread
+    assert lookup.find("unknown") is None
     s3.delete([f"{written[0].at}/dataset/part"])
     moved = replace(written[0], at="w-6/t0")
     s3.put("w-6/t0/dataset/part", b"123")
@@ -114,7 +117,8 @@ def test_the_oldest_entries_are_removed_and_no_artifact(
     assert {item.key for item in entries.entries(s3)} == {item.key for item in written[:kept]}
     assert s3.get("w-11/t/dataset/part") == b"123"
     index = entries.Index(s3)
-    assert index.unread == [] and index.read() == sorted(written[:kept], key=lambda item: item.key)
+    assert index.unread == []
+    assert index.read() == sorted(written[:kept], key=lambda item: item.key)
     assert entries.trim(s3, days, number, size) == []
     entries.remove(s3, written)
 
@@ -122,7 +126,8 @@ def test_the_oldest_entries_are_removed_and_no_artifact(
 def test_an_entry_names_the_run_and_task_of_its_outputs() -> None:
     began = time.time()
     recorded = entry("w-7/prepare")
-    assert (recorded.workflow, recorded.task) == ("w-7", "prepare")
+    assert recorded.workflow == "w-7"
+    assert recorded.task == "prepare"
     assert began <= recorded.made <= time.time()
 
 
@@ -148,10 +153,8 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
 def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) -> None:
     for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
         s3.put(f"cache/other-{number}", data)
-        assert (
-            entries.read(s3, f"other-{number}") is None
-            and entries.find(s3, f"other-{number}") is None
-        )
+        assert entries.read(s3, f"other-{number}") is None
+        assert entries.find(s3, f"other-{number}") is None
     recorded = entry("w-9/prepare")
     entries.record(s3, recorded)
     assert recorded.key in {item.key for item in entries.entries(s3)}
@@ -182,7 +185,8 @@ def test_an_entry_with_an_invalid_field_is_ignored(change: dict[str, Any], s3: S
     s3.put(f"cache/{key}", json.dumps(valid).encode())
     assert entries.read(s3, key)
     s3.put(f"cache/{key}", json.dumps(valid | change).encode())
-    assert entries.read(s3, key) is None and key not in {item.key for item in entries.entries(s3)}
+    assert entries.read(s3, key) is None
+    assert key not in {item.key for item in entries.entries(s3)}
     s3.delete([f"cache/{key}"])
 
 
@@ -201,10 +205,8 @@ def test_an_unavailable_store_raises_no_error() -> None:
     def fail(number: int) -> int:
         raise StorageError(f"{number} is unavailable")
 
-    assert (
-        entries.result_or_none(fail, 1) is None
-        and entries.result_or_none(lambda number: number + 1, 1) == 2
-    )
+    assert entries.result_or_none(fail, 1) is None
+    assert entries.result_or_none(lambda number: number + 1, 1) == 2
 
 
 class Outputs(StepOutputs):
@@ -237,7 +239,8 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
     step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
     found = entries.reason_unfit(recorded, step)
-    assert found.startswith(reason) and bool(found) == bool(reason)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
 
 
 @pytest.mark.parametrize(

@@ -178,10 +178,9 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
         return describe_files(folder)
 
     files = folder_digest(a="12", **{"deep/b": "345"})
-    assert files == folder_digest(**{"deep/b": "345"}, a="12") and (
-        files["files"],
-        files["bytes"],
-    ) == (2, 5)
+    assert files == folder_digest(**{"deep/b": "345"}, a="12")
+    assert files["files"] == 2
+    assert files["bytes"] == 5
 
     others = [
         folder_digest(a="12", **{"deep/c": "345"}),
@@ -192,7 +191,8 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
     assert len({other["sha256"] for other in [files, *others]}) == 4
     file = tmp_path / "file"
     file.write_text("12")
-    assert (describe_files(file)["files"], describe_files(file)["bytes"]) == (1, 2)
+    assert describe_files(file)["files"] == 1
+    assert describe_files(file)["bytes"] == 2
     assert data_digest(str(file)) == data_digest(f"file://{file}") == describe_files(file)["sha256"]
 
 
@@ -204,9 +204,9 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
     part.write_text("12")
     before = describe_files(tmp_path / "data")
     part.write_text("13")
-    assert (before["files"], before["bytes"]) == (1, 2) and describe_files(tmp_path / "data")[
-        "sha256"
-    ] != before["sha256"]
+    assert before["files"] == 1
+    assert before["bytes"] == 2
+    assert describe_files(tmp_path / "data")["sha256"] != before["sha256"]
 
 
 def link_twice(folder: Path, levels: int) -> Path:
@@ -255,16 +255,16 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
         seen.append(data_digest(uri))
         s3.put(f"{prefix}-copy/{name}", data)
 
-    assert len(set(seen)) == 3 and data_digest(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
+    assert len(set(seen)) == 3
+    assert data_digest(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
     asked: list[str] = []
 
     def bucket(name: str) -> Store:
         asked.append(name)
         return s3
 
-    assert data_digest(f"s3://elsewhere/{prefix}/", open_bucket=bucket) == seen[-1] and asked == [
-        "elsewhere"
-    ]
+    assert data_digest(f"s3://elsewhere/{prefix}/", open_bucket=bucket) == seen[-1]
+    assert asked == ["elsewhere"]
 
 
 @pytest.mark.parametrize("sign", ["#", "?"])

@@ -47,7 +47,8 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
-    assert first.entry is None and second.reason == "the input digest is known only at run time"
+    assert first.entry is None
+    assert second.reason == "the input digest is known only at run time"
     outputs = {
         "digest": "ab" * 32,
         "rows": "7",
@@ -67,7 +68,8 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     ]
     assert [phases(other, s3) for other in same] == [both] * 3
     other = phases(rendered(IMAGE, "train.seed=2"), s3)
-    assert other["prepare"] == both["prepare"] and other["train"].startswith("no cached result")
+    assert other["prepare"] == both["prepare"]
+    assert other["train"].startswith("no cached result")
     assert "demo-one" not in phases(rendered(IMAGE, "data.test_weeks=1"), s3)["prepare"]
     assert "not pinned by digest" in phases(rendered(), s3)["prepare"]
     assert "demo-one" not in phases(rendered(IMAGE + "cd"), s3)["prepare"]

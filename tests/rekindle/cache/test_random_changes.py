@@ -151,7 +151,13 @@ def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
     for number in range(changes):
         demo.change()
         found = demo.look_up()
-        assert not found["stale"] and not found["needless"], (
+        assert not found["stale"], (
+            number,
+            demo.settings,
+            demo.versions,
+            found,
+        )
+        assert not found["needless"], (
             number,
             demo.settings,
             demo.versions,
@@ -159,5 +165,6 @@ def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
         )
         counts += found
 
-    assert counts["hit"] and counts["miss"]
+    assert counts["hit"]
+    assert counts["miss"]
     print(f"{changes} changes: {counts['hit']} hits, {counts['miss']} misses")

@@ -110,7 +110,8 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     values = {CACHED: rows}
     (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
-    assert result.entry and result.entry.at == trained
+    assert result.entry
+    assert result.entry.at == trained
 
     s3.delete([f"{trained}/model/{name}" for name in FILES])
     entries.record(s3, replace(result.entry, artifacts=artifacts))
@@ -218,11 +219,10 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     first, *later = results
     for result in later:
         step = next(step for step in result["steps"] if step["name"] == "train")
-        assert (step["phase"], step["message"]) == ("Cached", f"by {first['workflow']}/train")
-        assert (result["verdict"], result["model_sha256"]) == (
-            first["verdict"],
-            first["model_sha256"],
-        )
+        assert step["phase"] == "Cached"
+        assert step["message"] == f"by {first['workflow']}/train"
+        assert result["verdict"] == first["verdict"]
+        assert result["model_sha256"] == first["model_sha256"]
         tags = tracking.tags_of(result["run_id"])
         assert tags["rekindle.cached.train"] == f"{first['workflow']}/train"
         assert ("rekindle.cached.prepare" in tags) == (result is results[1])

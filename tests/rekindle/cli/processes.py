@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tests import builders
 from tests.forked import Prompt
 from tests.waiting import until
 
@@ -43,12 +44,7 @@ def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
 
     main = {"name": "main", "dag": {"tasks": tasks}}
 
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "four"},
-        "spec": {"entrypoint": "main", "templates": [main, *templates], **spec},
-    }
+    return builders.workflow(main, *templates, name="four", **spec)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> str:

@@ -34,8 +34,8 @@ from rekindle.__main__ import main
 atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
-# numbers of imports; the first seven precede the handler of `rekindle.__main__`
-FIRST_IMPORT = 8
+# numbers of imports; the first eight precede the handler of `rekindle.__main__`
+FIRST_IMPORT = 9
 MAX_IMPORTS = 20_000
 STEP_HELP = ("step", "steps.prepare", "--help")
 # as a script starts `nohup ... &`
@@ -64,16 +64,15 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
         if "left: " in done.stderr and int(done.stderr.rpartition("left: ")[2]) > 0:
             break  # all imports were done before
 
-        assert (done.returncode, done.stderr.strip(), number < MAX_IMPORTS) == (
-            130,
-            "",
-            True,
-        ), number
+        assert done.returncode == 130, number
+        assert done.stderr.strip() == "", number
+        assert number < MAX_IMPORTS, number
 
         number = number + interval
         interrupted = interrupted + 1
 
-    assert (done.returncode, interrupted > 3) == (0, True), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert interrupted > 2, done.stderr
 
 
 @pytest.mark.fast_cases(1)
@@ -93,7 +92,8 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
 
     if how == "stop":
         done = rekindle("stop", cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, "stopped four\n"), done.stderr
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "stopped four\n", done.stderr
     else:
         process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
 

@@ -86,7 +86,8 @@ def test_a_value_with_a_line_break_adds_no_line_to_an_error(
     lines = done.stderr.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert done.returncode != 0
-    assert errors and "Traceback" not in done.stderr
+    assert errors
+    assert "Traceback" not in done.stderr
     assert not any(line.startswith("error: x") for line in lines), done.stderr
     assert "\u202e" not in done.stderr
     assert "\x1b" not in done.stderr

@@ -95,7 +95,8 @@ def test_put_stores_data_and_prints_its_uri(
         ((f"s3://{bucket}/raw/x#1?y",), f"s3://{bucket}/raw/x#1?y"),
     ):
         done = rekindle("put", "months", *arguments, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{uri}\n", done.stderr
         store = Store(bucket, variables["S3_ENDPOINT_URL"])
         assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
 
@@ -103,7 +104,8 @@ def test_put_stores_data_and_prints_its_uri(
     assert wrong.returncode == 2
     assert 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
     other = rekindle("put", "months", "s3://elsewhere/x", cwd=tmp_path)
-    assert other.returncode == 2 and f"it must be s3://{bucket}/KEY" in other.stderr
+    assert other.returncode == 2
+    assert f"it must be s3://{bucket}/KEY" in other.stderr
 
 
 def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: Path) -> None:
@@ -120,7 +122,8 @@ def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: 
     assert rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path).returncode == 0
     assert (tmp_path / "data/shards/a.npy").read_text() == "prepare/dataset/shards/a.npy"
     again = rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
-    assert again.returncode == 2 and "data exists already" in again.stderr
+    assert again.returncode == 2
+    assert "data exists already" in again.stderr
     wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
     assert wrong.returncode == 2
     assert (
@@ -144,10 +147,8 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
 
     done = rekindle("ui", name, cwd=tmp_path)
     page = done.stdout.strip()
-    assert (
-        page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/")
-        and f"/runs/{run_id}?" in page
-    ), done.stderr
+    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/"), done.stderr
+    assert f"/runs/{run_id}?" in page, done.stderr
     newest = rekindle("ui", cwd=tmp_path).stdout  # the newest run may be of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
@@ -170,4 +171,5 @@ def test_options_with_impossible_numbers_are_refused(
     command: str, message: str, tmp_path: Path
 ) -> None:
     done = rekindle(*command.split(), cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -22,8 +22,8 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from argolocal.manifest.patch import merge
+from argolocal.manifest.types import Object
 
-Object = dict[str, Any]
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
 LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
 
@@ -376,3 +376,12 @@ class Kubelet(ApiServer):
                 self.write_log(body["metadata"]["name"], line)
 
         return super().admit(path, body, dry_run)
+
+
+class BrokenKubelet(Kubelet):
+    """Writes another text than the container to its log."""
+
+    text = ""
+
+    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
+        super().write_log(pod, self.text, timestamp, container)

@@ -120,7 +120,8 @@ def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(
     assert [week["model_sha256"] for week in weeks] == [
         f"weights of {week['scheduled']}" for week in weeks
     ]
-    assert len(server.objects[WORKFLOWS_AT]) == 12 and controller.failed
+    assert len(server.objects[WORKFLOWS_AT]) == 12
+    assert controller.failed
 
 
 def test_two_backfills_at_the_same_time_submit_each_week_once(

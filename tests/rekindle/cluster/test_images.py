@@ -99,11 +99,9 @@ def test_pushing_without_tls_needs_the_option_insecure(builders: Builders, flags
 def test_a_failed_push_explains_registries_without_tls(builders: Builders):
     builders.add("buildah", BUILDAH.replace("while", '[ "$1" = push ] && exit 125\nwhile'))
     done = builders("train", "--tag", "r:1", "--push")
-    assert (
-        done.returncode == 1
-        and "--insecure" in done.stderr
-        and "insecure-registries" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "--insecure" in done.stderr
+    assert "insecure-registries" in done.stderr
 
 
 def test_an_image_gets_its_digest_only_by_a_push(builders: Builders):
@@ -124,7 +122,8 @@ def test_the_serving_image_is_built_from_the_same_dockerfile(
     builders.add("docker", DOCKER)(name, "--tag", "r:1")
     (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert "images/Dockerfile" in build
-    assert ("EXTRAS" in build) == bool(extras) and extras in build
+    assert ("EXTRAS" in build) == bool(extras)
+    assert extras in build
 
 
 def test_a_project_is_built_from_its_own_dockerfile(builders: Builders, tmp_path: Path):
@@ -133,9 +132,8 @@ def test_a_project_is_built_from_its_own_dockerfile(builders: Builders, tmp_path
     create(tmp_path / "shop")
     assert builders("project", "--tag", "shop:1", cwd=tmp_path / "shop").returncode == 0
     (build,) = (call for call in builders.calls() if call.startswith("docker build"))
-    assert f"--file {tmp_path}/shop/images/Dockerfile" in build and build.endswith(
-        f" {tmp_path}/shop"
-    )
+    assert f"--file {tmp_path}/shop/images/Dockerfile" in build
+    assert build.endswith(f" {tmp_path}/shop")
 
 
 def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
@@ -156,14 +154,16 @@ def test_buildah_is_used_if_the_docker_daemon_does_not_run(builders: Builders):
 def test_a_missing_builder_comes_with_install_instructions(builders: Builders):
     done = builders("train", "--tag", "r:1")
     assert done.returncode == 2
-    assert "neither is on the PATH" in done.stderr and "apt-get install buildah" in done.stderr
+    assert "neither is on the PATH" in done.stderr
+    assert "apt-get install buildah" in done.stderr
 
 
 def test_a_failed_build_prints_no_image(builders: Builders):
     done = builders.add("buildah", BUILDAH)(
         "train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1"
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
+    assert done.stdout == ""
     assert "ended with 3" in done.stderr
 
 
@@ -202,7 +202,8 @@ def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
     tmp_path: Path, torch: str
 ) -> None:
     lines = requirements(tmp_path, torch)
-    assert len(lines) > 30 and [line for line in lines if "--hash=sha256:" not in line] == []
+    assert len(lines) > 30
+    assert [line for line in lines if "--hash=sha256:" not in line] == []
     assert any(line == TORCH for line in lines) == bool(torch)
     assert len([line for line in lines if line.startswith("torch==")]) == 1
     assert any(line.startswith("nvidia-") for line in lines) != bool(torch)

@@ -69,7 +69,8 @@ def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
     with pytest.raises(ConfigError, match=words) as error:
         Cluster.connect()
     assert f"the kubeconfig {file} cannot be used" in str(error.value)
-    assert "get-credentials" in str(error.value) and "hunter2" not in str(error.value)
+    assert "get-credentials" in str(error.value)
+    assert "hunter2" not in str(error.value)
     assert logging.getLogger().handlers == handlers, "no handler is left behind"
 
 

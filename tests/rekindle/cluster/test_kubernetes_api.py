@@ -97,7 +97,8 @@ def test_a_watch_reports_that_the_server_is_unavailable(server: ApiServer, clust
     server.stop()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
-    assert errors and "does not answer (Connection refused)" in errors[0]
+    assert errors
+    assert "does not answer (Connection refused)" in errors[0]
 
 
 def watches(server: ApiServer) -> list[str]:
@@ -182,7 +183,8 @@ def test_refusals_of_the_server_come_with_a_remedy(server: ApiServer, cluster: C
     server.refuse("PUT", "workflows", code, body, times=9)
     with pytest.raises(ApiError) as error:
         cluster.replace(WORKFLOWS, workflow("a"))
-    assert error.value.code == code and "regex" not in str(error.value)
+    assert error.value.code == code
+    assert "regex" not in str(error.value)
     assert [word for word in WORDS[case] if word not in str(error.value)] == []
     assert isinstance(error.value, BadObject) == (case not in RETRYABLE)
 
@@ -218,7 +220,8 @@ def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(
 @pytest.mark.parametrize("code", [403, 422, 500])
 def test_a_malformed_status_of_a_server_is_one_error(code: int, body: str) -> None:
     error = api_error(code, body.encode(), PODS.path("models", "a"), "server", "context", "models")
-    assert error.code == code and len(error.lines) == 1
+    assert error.code == code
+    assert len(error.lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,4 +268,5 @@ def test_missing_kubeconfigs_and_unknown_contexts_have_a_remedy(
 def test_the_namespace_option_overrides_the_context(server: ApiServer, tmp_path: Path):
     assert Cluster.connect().namespace == "models"
     there = Cluster.connect(context="here", namespace="other")
-    assert (there.namespace, there.flags) == ("other", " --context here --namespace other")
+    assert there.namespace == "other"
+    assert there.flags == " --context here --namespace other"

@@ -169,7 +169,8 @@ def test_steps_may_connect_to_any_webhook(objects: dict[Any, Any]) -> None:
         manifest["spec"] for (kind, _), manifest in objects.items() if kind == "NetworkPolicy"
     ]
     chosen = [policy for policy in policies if selects(policy["podSelector"], step)]
-    assert chosen and not [policy for policy in chosen if "Egress" in policy["policyTypes"]]
+    assert chosen
+    assert not [policy for policy in chosen if "Egress" in policy["policyTypes"]]
 
 
 def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any]) -> None:
@@ -178,7 +179,8 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
     ]["spec"]
     assert pod["serviceAccountName"] == "rekindle-serving"
     text = json.dumps(pod)
-    assert "rekindle-serving" in text and "rekindle-s3" not in text
+    assert "rekindle-serving" in text
+    assert "rekindle-s3" not in text
     others = [
         m
         for m, _ in applied_objects(workflow)
@@ -235,7 +237,8 @@ def test_the_model_server_may_connect_only_to_the_object_store(
     (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
     assert serving["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scoring"}}
     dns, *rules = serving["egress"]
-    assert {port["port"] for port in dns["ports"]} == {53} and rules == expected
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert rules == expected
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -276,7 +279,8 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
 
     # the token of this account is in the Secret below
     executor = workflow["spec"]["executor"]["serviceAccountName"]
-    assert ("ServiceAccount", executor) in objects and (
+    assert ("ServiceAccount", executor) in objects
+    assert (
         "Secret",
         f"{executor}.service-account-token",
     ) in objects
@@ -288,11 +292,13 @@ def test_the_operators_init_container_is_admitted_under_restricted() -> None:
     (file,) = config_map["data"]
     (mount,) = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     # the default path of operator 1.9
-    assert (mount["mountPath"], file) == ("/etc/config", "initContainer.yaml")
+    assert mount["mountPath"] == "/etc/config"
+    assert file == "initContainer.yaml"
     # the operator fills in the Go template
     filled = yaml.safe_load(re.sub(r"\{\{\.(\w+)\}\}", r"the-\1", config_map["data"][file]))
     assert violations({"containers": filled}) == []
-    assert "the-MasterAddr" in str(filled) and filled[0]["image"] == "the-InitContainerImage"
+    assert "the-MasterAddr" in str(filled)
+    assert filled[0]["image"] == "the-InitContainerImage"
 
 
 COMPLIANT: dict[str, Any] = {
@@ -344,7 +350,8 @@ def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
     done = CliRunner().invoke(
         commands, ["platform", "render", "-n", "models", "--with", "mlflow", "--with", "minio"]
     )
-    assert done.exit_code == 0 and "45871" not in done.output
+    assert done.exit_code == 0
+    assert "45871" not in done.output
     rendered = list(yaml.safe_load_all(done.stdout))
     secrets = [manifest for manifest in rendered if manifest["kind"] == "Secret"]
     assert [set(secret) & {"data", "stringData"} for secret in secrets] == [set()]
@@ -460,7 +467,8 @@ def test_the_operator_patch_is_for_the_given_namespace(namespace: str) -> None:
     done = CliRunner().invoke(
         commands, ["platform", "render", "--operator", *flags, "--with", "minio"]
     )
-    assert done.exit_code == 2 and "cannot be combined with --with" in done.output
+    assert done.exit_code == 2
+    assert "cannot be combined with --with" in done.output
 
 
 @pytest.mark.parametrize("address", ["http://user:hunter2@m", "user:hunter2@m"])

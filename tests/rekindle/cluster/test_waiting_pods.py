@@ -107,7 +107,9 @@ def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Clu
         ],
     )
 
-    assert "demo: Pending" in table and "Insufficient cpu" in table and "Running" not in table
+    assert "demo: Pending" in table
+    assert "Insufficient cpu" in table
+    assert "Running" not in table
 
     put_pod(server, "demo-train-master-0", RUNNING)
     assert described(cluster, training()) == [

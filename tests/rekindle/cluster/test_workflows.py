@@ -73,7 +73,8 @@ def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
     assert submitted["metadata"]["annotations"][workflows.SHA256] == manifest_sha256(plain)
     assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
     assert submitted["metadata"]["namespace"] == "models"
-    assert submitted["metadata"]["name"].startswith("demo-") and "uid" not in submitted["metadata"]
+    assert submitted["metadata"]["name"].startswith("demo-")
+    assert "uid" not in submitted["metadata"]
     with pytest.raises(ConfigError, match="does not have a parameter"):
         workflows.submission(plain, {"m": "2"}, "models")
 
@@ -132,7 +133,8 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     assert resumed["status"]["nodes"]["demo.a"]["outputs"] == {
         "parameters": [{"name": "x", "value": "1"}]
     }
-    assert resumed["status"]["phase"] == "Running" and "finishedAt" not in resumed["status"]
+    assert resumed["status"]["phase"] == "Running"
+    assert "finishedAt" not in resumed["status"]
     assert resumed["status"]["startedAt"] > FAILED["startedAt"]
     assert {"type": "Completed", "status": "False"} in resumed["status"]["conditions"]
     assert resumed["metadata"]["labels"] == {object_labels.PHASE: "Running", "mine": "kept"}
@@ -151,10 +153,8 @@ def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Clus
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
     assert workflows.resume(cluster, "demo") == "continues"
     released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
-    assert (released["phase"], released["outputs"]["parameters"][0]["value"]) == (
-        "Succeeded",
-        "yes",
-    )
+    assert released["phase"] == "Succeeded"
+    assert released["outputs"]["parameters"][0]["value"] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,8 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
 ) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     workflow = workflows.scheduled_workflow(cluster, "cards")
-    assert (
-        workflow["spec"]["workflowTemplateRef"] == {"name": "cards"}
-        and workflow["kind"] == "Workflow"
-    )
+    assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"}
+    assert workflow["kind"] == "Workflow"
     assert workflow["metadata"]["name"].startswith("cards-")
     assert workflow["metadata"]["labels"][object_labels.CRON_WORKFLOW] == "cards"
     assert workflow["metadata"]["annotations"][SHA256] == "of the template", (

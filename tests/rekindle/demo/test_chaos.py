@@ -48,7 +48,8 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["equal"] is True and report["sha256"] == report["sha256_undisturbed"]
+    assert report["equal"] is True
+    assert report["sha256"] == report["sha256_undisturbed"]
     assert re.fullmatch("[0-9a-f]{64}", report["sha256"])
     signals = [attack["attack"].split()[0] for attack in report["attacks"]]
     assert signals == [attack.signal_number.name for attack in ATTACKS]
@@ -59,7 +60,8 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
         "median": pytest.approx(median(times), abs=0.01),
         "longest": max(times),
     }
-    assert "EQUAL" in done.stderr and "SIGKILL" in done.stderr
+    assert "EQUAL" in done.stderr
+    assert "SIGKILL" in done.stderr
     assert demo_processes(tmp_path) == []
     assert list((tmp_path / "home/demo").iterdir()) == []
 
@@ -84,7 +86,8 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     process.send_signal(number)
     report, _ = process.communicate(timeout=20)
     assert process.returncode == code, report
-    assert report.endswith("all processes of the demo have ended\n") and "Traceback" not in report
+    assert report.endswith("all processes of the demo have ended\n")
+    assert "Traceback" not in report
     assert demo_processes(tmp_path) == []
 
 
@@ -118,6 +121,10 @@ def test_the_picture_shows_attacks_and_different_weights():
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Picture(recording, console).draw())
     text = console.export_text()
-    assert "✖" in text and "╌" in text
-    assert "0.07 s" in text and "nothing" in text and "7.00 s" in text
-    assert "DIFFERENT" in text and "EQUAL" not in text
+    assert "✖" in text
+    assert "╌" in text
+    assert "0.07 s" in text
+    assert "nothing" in text
+    assert "7.00 s" in text
+    assert "DIFFERENT" in text
+    assert "EQUAL" not in text

@@ -30,10 +30,10 @@ def test_the_probe_reports_working_and_failing_services(s3: Store, mlflow_server
     assert findings["MLflow"] == [True, "MLflow answers"]
     code, findings = run_probe({"S3_BUCKET": "nosuch", "MLFLOW_TRACKING_URI": ""})
     assert code == 0
-    assert findings["object store"][0] is False and '"nosuch"' in findings["object store"][1]
-    assert (
-        findings["MLflow"][0] is False and "MLFLOW_TRACKING_URI is not set" in findings["MLflow"][1]
-    )
+    assert findings["object store"][0] is False
+    assert '"nosuch"' in findings["object store"][1]
+    assert findings["MLflow"][0] is False
+    assert "MLFLOW_TRACKING_URI is not set" in findings["MLflow"][1]
 
 
 def test_a_store_that_ignores_write_conditions_fails(
@@ -60,4 +60,6 @@ def test_the_bucket_is_created_once(s3: Store) -> None:
 
 def test_creating_the_bucket_fails_while_the_store_is_unavailable(s3: Store) -> None:
     code, output = run_probe({"S3_ENDPOINT_URL": "http://127.0.0.1:1"}, "--make-bucket")
-    assert code == 1 and output.startswith("error: ") and "Traceback" not in output
+    assert code == 1
+    assert output.startswith("error: ")
+    assert "Traceback" not in output

@@ -10,6 +10,7 @@ from argolocal.manifest.read import workflow
 from argolocal.runner.preflight import check
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
+from tests import builders
 
 
 @pytest.fixture
@@ -24,8 +25,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 
 
 def manifest(container: dict) -> dict:
-    spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-    return workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+    return workflow(builders.workflow({"name": "main", "container": container}))
 
 
 def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCluster) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from argolocal.common import homes
-from argolocal.controllers.kubectl import Object
+from argolocal.manifest.types import Object
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.cache import claims, entries
@@ -26,12 +26,14 @@ from rekindle.mlflow_api import request
 from rekindle.names import RunName
 from rekindle.operations import retention
 from rekindle.release.retention import listing, ownership, removal
-from rekindle.release.retention.decision import Removal, Run, RunRemoval
+from rekindle.release.retention.decision import Release, Removal, Run, RunRemoval
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
+from tests.proxy import Proxy, Write
 from tests.rekindle.cli.processes import rekindle, workflow
 from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.duplicate_version import leave_duplicate
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -212,9 +214,8 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
 ) -> None:
     names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
     listed = retention.prune(runs.home, None, {"keep_runs": None}, delete=False)
-    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and all(
-        row["bytes"] > 0 for row in listed["runs"]
-    )
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]}
+    assert all(row["bytes"] > 0 for row in listed["runs"])
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
     assert len(retention.prune(runs.home, None, {"keep_runs": 3}, delete=False)["runs"]) == 1
     assert {
@@ -232,7 +233,8 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
     other = runs.make()
     last = runs.make(keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert (runs.places(week), runs.places(other)) == (EVERYWHERE, set())
+    assert runs.places(week) == EVERYWHERE
+    assert runs.places(other) == set()
     assert {
         row["run"]
         for row in retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)["runs"]
@@ -260,7 +262,8 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
     )
     last = runs.make(keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert (runs.places(source), runs.places(reader)) == (set(), set())
+    assert runs.places(source) == set()
+    assert runs.places(reader) == set()
 
 
 def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
@@ -279,15 +282,11 @@ def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     plan, source = place.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
     files.lock()  # after the decision
-    assert (
-        removal.remove(runs.store, plan, place.host, source) == []
-        and runs.places(failed) == EVERYWHERE
-    )
+    assert removal.remove(runs.store, plan, place.host, source) == []
+    assert runs.places(failed) == EVERYWHERE
     files.close()
-    assert (
-        removal.remove(runs.store, plan, place.host, source) == [failed]
-        and runs.places(failed) == set()
-    )
+    assert removal.remove(runs.store, plan, place.host, source) == [failed]
+    assert runs.places(failed) == set()
 
 
 def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> None:
@@ -295,13 +294,12 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     last = runs.make(keep_runs=1)
     lookup = entries.Lookup(runs.store, 1)
     found = lookup.find(f"{old}-train")
-    assert found and lookup.close(), "a look-up before a run, which is not created yet"
+    assert found
+    assert lookup.close(), "a look-up before a run, which is not created yet"
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
-    assert (
-        entries.find(runs.store, f"{old}-train") == found
-        and entries.find(runs.store, f"{old}-prepare") is None
-    )
+    assert entries.find(runs.store, f"{old}-train") == found
+    assert entries.find(runs.store, f"{old}-prepare") is None
 
 
 def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
@@ -314,7 +312,8 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     plan, source = place.plan([runs.pipeline])
     first = entries.Lookup(runs.store, 1)
     second = entries.Lookup(runs.store, 1)
-    assert first.find(f"{old}-train") and second.find(f"{old}-prepare")
+    assert first.find(f"{old}-train")
+    assert second.find(f"{old}-prepare")
     assert first.close(), "claimed after the decision, before the removal"
     assert removal.remove(runs.store, plan, place.host, source) == [old]
     assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
@@ -325,9 +324,8 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
     monkeypatch.setattr(retention, "CLAIM_S", 0.0)
     plan, source = place.plan([runs.pipeline])
-    assert (
-        removal.remove(runs.store, plan, place.host, source) == [old] and runs.places(old) == set()
-    )
+    assert removal.remove(runs.store, plan, place.host, source) == [old]
+    assert runs.places(old) == set()
     assert [item.key for item in runs.store.list(f"{claims.FOLDER}{old}")] == []
 
 
@@ -352,7 +350,8 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
         set(),
         set(),
         EVERYWHERE,
-    ] and not remains.exists()
+    ]
+    assert not remains.exists()
 
 
 def release(
@@ -427,7 +426,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     ]
 
     emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
-    assert emptied[listing.EMPTIED_TAG] == "removed"
+    assert emptied[tracking.EMPTIED] == "removed"
     assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
     listed = retention.prune(runs.home, None, {}, delete=True)
@@ -450,7 +449,8 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
         champion: True,
         tuned: True,
         refreshed: True,
-    } and unused not in versions(runs)
+    }
+    assert unused not in versions(runs)
 
 
 def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
@@ -498,7 +498,8 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
     last = release(runs, runs.make(keep_releases=1))
     retention.prune(runs.home, None, {}, delete=True)
-    assert [*versions(runs)] == [last] and list(runs.store.list(found.uri))
+    assert [*versions(runs)] == [last]
+    assert list(runs.store.list(found.uri))
 
 
 @pytest.mark.slow
@@ -559,7 +560,8 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}/prepare/out")})
     last = runs.make(keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert (runs.places(source), runs.places(other)) == ({"folder", "mlflow", "prepare"}, set())
+    assert runs.places(source) == {"folder", "mlflow", "prepare"}
+    assert runs.places(other) == set()
     tracking.finish(run_id, "FINISHED")
     removal.delete_record(run_id)
     retention.end_of_run(runs.home, runs.workflow(last))
@@ -585,10 +587,8 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
         )
 
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
-    assert (runs.places(source), runs.places(copied)) == (
-        {"folder", "mlflow", "train", "cache"},
-        set(),
-    )
+    assert runs.places(source) == {"folder", "mlflow", "train", "cache"}
+    assert runs.places(copied) == set()
 
 
 @pytest.mark.slow
@@ -653,6 +653,48 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     runs.make(keep_runs=9)
     assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
+
+
+def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_release(
+    runs: Runs, mlflow_server: str
+) -> None:
+    prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
+    leave_duplicate(mlflow_server, runs.pipeline, prefix, runs.store.uri(prefix))
+    record = {"name": runs.pipeline, "version": "1", "model_sha256": "0" * 64}
+    runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
+
+    tracking.tag_version(runs.pipeline, "1", tracking.REMOVED, listing.store_id(runs.store))
+    item = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
+    context = listing.Context({}, 0, 0, None)
+    removal.remove(runs.store, Removal(releases=[item]), removal.NoHost(), context)
+    assert versions(runs) == {}
+    assert not list(runs.store.list(prefix))
+
+
+def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwritten(
+    runs: Runs,
+) -> None:
+    number = release(runs, runs.make())
+    found = tracking.find_version(runs.pipeline, number)
+    assert found
+    record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
+    item = Release(runs.pipeline, int(number), found.uri, runs.pipeline, marked=True)
+    alias = {"name": runs.pipeline, "alias": tracking.CANDIDATE}
+    request("DELETE", "mlflow/registered-models/alias", json=alias)
+
+    with Proxy(runs.store.endpoint or "") as proxy:
+
+        def release_again(write: Write) -> None:
+            if write.method == "PUT" and write.path.endswith("release.json"):
+                runs.store.put(f"{found.uri}release.json", record)
+
+        proxy.before = release_again
+        context = listing.Context({}, 0, 0, None)
+        store = Store(runs.store.bucket, proxy.url)
+        removal.remove(store, Removal(releases=[item]), removal.NoHost(), context)
+
+    assert runs.store.get(f"{found.uri}release.json") == record
+    assert runs.store.head(f"{found.uri}model.json"), "the file belongs to the new version"
 
 
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
@@ -761,9 +803,8 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
     newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
     listed = retention.prune(tmp_path, cluster, {}, delete=False)
-    assert {row["run"] for row in listed["runs"]} == {*names[:2]} and set(
-        server.objects[collection]
-    ) == {*names}
+    assert {row["run"] for row in listed["runs"]} == {*names[:2]}
+    assert set(server.objects[collection]) == {*names}
     assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
     retention.prune(tmp_path, cluster, {}, delete=True)
     assert set(server.objects[collection]) == {*names[2:]}
@@ -782,7 +823,9 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
     ]
     last = runs.make(keep_runs=2)
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert runs.places(previous) == EVERYWHERE and runs.places(sweep) == set() and len(trials) == 3
+    assert runs.places(previous) == EVERYWHERE
+    assert runs.places(sweep) == set()
+    assert len(trials) == 3
     assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
 
 
@@ -794,7 +837,8 @@ def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Run
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
     tracking.log(run_id, tags={"rekindle.code": "abc"})
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert (runs.places(scheduled), runs.places(other)) == ({"mlflow"}, set())
+    assert runs.places(scheduled) == {"mlflow"}
+    assert runs.places(other) == set()
 
 
 def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
@@ -809,7 +853,8 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     retention.end_of_run(runs.home, runs.workflow(recent))
     assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
     retention.end_of_run(runs.home, runs.workflow(last))
-    assert (runs.places(old), runs.places(recent)) == (set(), EVERYWHERE)
+    assert runs.places(old) == set()
+    assert runs.places(recent) == EVERYWHERE
     assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
 
 
@@ -932,7 +977,9 @@ def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
     }
     ownership.begin(runs.store, workflow, runs.pipeline)
     mark = ownership.read(runs.store, RunName(workflow["metadata"]["name"]))
-    assert mark and mark.whole and mark.ended is None
+    assert mark
+    assert mark.whole
+    assert mark.ended is None
     for given in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
         assert not ownership.is_generated({"name": given, "generateName": f"{runs.pipeline}-"})
 
@@ -947,9 +994,8 @@ def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
     (runs.home / "runs" / linked).symlink_to(project)
     (runs.home / "runs" / renamed).rename(runs.home / "runs" / "project")
     retention.prune(runs.home, None, {"keep_runs": 0}, delete=True)
-    assert (project / "manifest.yaml").exists() and (
-        runs.home / "runs/project/manifest.yaml"
-    ).exists()
+    assert (project / "manifest.yaml").exists()
+    assert (runs.home / "runs/project/manifest.yaml").exists()
 
 
 @pytest.mark.slow
@@ -1054,7 +1100,8 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
     request("POST", "mlflow/model-versions/create", json=version)
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert (runs.places(name), runs.places(other)) == ({"mlflow"}, set())
+    assert runs.places(name) == {"mlflow"}
+    assert runs.places(other) == set()
 
 
 @pytest.mark.fast_cases(1)
@@ -1108,11 +1155,14 @@ def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(r
     }
     ownership.begin(runs.store, workflow, runs.pipeline)
     mark = ownership.read(runs.store, RunName(name))
-    assert mark and not mark.whole and mark.tasks == ["train", name]
+    assert mark
+    assert not mark.whole
+    assert mark.tasks == ["train", name]
 
     ownership.begin(runs.store, workflow, runs.pipeline, is_first=False)
     mark = ownership.read(runs.store, RunName(name))
-    assert mark and mark.whole, "in a cluster, other tasks of the run may have written first"
+    assert mark
+    assert mark.whole, "in a cluster, other tasks of the run may have written first"
 
 
 @pytest.mark.slow
@@ -1122,7 +1172,8 @@ def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
     tracking.log(child, tags={tracking.PARENT: parent})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
-    assert runs.places(old) == set() and runs.places(kept) == EVERYWHERE
+    assert runs.places(old) == set()
+    assert runs.places(kept) == EVERYWHERE
 
 
 @pytest.mark.slow
@@ -1210,7 +1261,7 @@ def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     names = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, *names)
-    belong_to_the_store(runs, names[0], **{listing.EMPTIED_TAG: "removed"})
+    belong_to_the_store(runs, names[0], **{tracking.EMPTIED: "removed"})
     report_end(runs, names[-1], keep_runs=3)
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 

@@ -134,24 +134,22 @@ def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> Non
 
     with Hook() as server:
         done = model.run_rollback(name, "-o", "json", NOTIFY_URL=server.url)
-        assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["version"] == "1", done.stderr
         (message,) = server.received
-        assert (message["event"], message["name"]) == ("rollback", name)
+        assert message["event"] == "rollback"
+        assert message["name"] == name
         assert (
             message["text"]
             == "version 1 is serving again (before: version 2), by `rekindle rollback`."
         )
-        assert (
-            "/#/experiments/" in message["link"]
-            and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
-        )
+        assert "/#/experiments/" in message["link"]
+        assert (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
         done = model.run_rollback(name, "2")
 
-        assert (
-            done.returncode == 0
-            and "version 2 of" in done.stdout
-            and "NOTIFY_URL is not set" in done.stderr
-        )
+        assert done.returncode == 0
+        assert "version 2 of" in done.stdout
+        assert "NOTIFY_URL is not set" in done.stderr
 
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
@@ -189,7 +187,8 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
 
         wait(model.kinds, lambda status: not status.get("replicas"), name=f"{model.name}-2")
 
-    assert (scaled_down, set(seen)) == ([f"{model.name}-2"], {"1", "2"})
+    assert scaled_down == [f"{model.name}-2"]
+    assert set(seen) == {"1", "2"}
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
     for version, message in (("", "a release before version 1"), ("7", "available versions: 1, 2")):
         with pytest.raises(ConfigError, match=message):
@@ -374,12 +373,12 @@ def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_serve
     original = model.state
     with Proxy(mlflow_server, "127.0.0.7") as proxy:  # MLflow does not admit this host
         done = model.run_rollback(model.name, MLFLOW_TRACKING_URI=proxy.url)
-    assert done.returncode == 1 and "refused: PERMISSION_DENIED: the host is" in done.stderr, (
-        done.stderr
-    )
+    assert done.returncode == 1, done.stderr
+    assert "refused: PERMISSION_DENIED: the host is" in done.stderr, done.stderr
     assert model.state == original == ("2", "2", {"1": 0, "2": 1}, False)
     done = model.run_rollback(model.name)
-    assert done.returncode == 0 and "(before: version 2)" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "(before: version 2)" in done.stdout, done.stderr
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
@@ -400,11 +399,9 @@ def test_a_rollback_can_be_repeated_after_mlflow_failed_during_it(
             model.name, MLFLOW_TRACKING_URI=proxy.url, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"
         )
 
-        assert (
-            done.returncode == 1
-            and "`rekindle rollback " in done.stderr
-            and "does not answer" in done.stderr
-        )
+        assert done.returncode == 1
+        assert "`rekindle rollback " in done.stderr
+        assert "does not answer" in done.stderr
 
     for _ in range(2):
         done = model.run_rollback(model.name, "2")
@@ -486,7 +483,10 @@ def test_an_interrupted_rollback_stops_no_pods_that_serve_by_another_command(mod
     with pytest.raises(KeyboardInterrupt):
         model.roll_back(objects=objects)
     champion, serves, pods, pending = model.state
-    assert (champion, serves, pending) == ("1", "1", False) and pods["1"] == 1
+    assert champion == "1"
+    assert serves == "1"
+    assert pending is False
+    assert pods["1"] == 1
 
 
 @pytest.mark.slow
@@ -577,5 +577,6 @@ def test_a_record_of_a_rollback_does_not_start_the_servers_of_something_else(mod
     with pytest.raises(ConfigError, match=r'"billing", .* is not of this version: name another'):
         model.roll_back()
     billing = model.kinds["Deployment"].read("billing")
-    assert billing and billing["spec"]["replicas"] == 0
+    assert billing
+    assert billing["spec"]["replicas"] == 0
     assert model.roll_back("2")["deployment"] == f"{model.name}-2", "naming a version ends it"

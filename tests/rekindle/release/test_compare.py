@@ -32,7 +32,9 @@ def test_only_numbers_have_a_finite_difference(served: Any, offline: Any, expect
 def test_the_result_contains_the_worst_instance() -> None:
     comparison = Comparison(tolerance=0.1)
     comparison.add({"instances": [{"x": 1}, {"x": 2}, {"x": 3}]}, [0.0, 0.9, 0.5], [0.0, 0.5, 0.0])
-    assert (comparison.replayed, comparison.differing, comparison.max_difference) == (3, 2, 0.5)
+    assert comparison.replayed == 3
+    assert comparison.differing == 2
+    assert comparison.max_difference == 0.5
     assert comparison.worst == '{"x": 3}: served 0.5, offline 0.0'
     with pytest.raises(ValueError):
         comparison.add({"instances": [{"x": 1}]}, [], [0.0])
@@ -43,4 +45,5 @@ def test_a_prediction_that_changes_with_its_neighbours_is_counted() -> None:
     request = {"instances": [{"x": 1}, {"x": 2}]}
     assert comparison.add_single(request, [0.0, 0.5], [0.05, 0.5])
     assert not comparison.add_single(request, [0.0, 0.5], [0.0, 0.9])
-    assert (comparison.unstable, comparison.example) == (1, '{"x": 2}: alone 0.5, with others 0.9')
+    assert comparison.unstable == 1
+    assert comparison.example == '{"x": 2}: alone 0.5, with others 0.9'

@@ -141,10 +141,10 @@ def test_rows_that_the_champion_was_trained_on_are_excluded(
     (champion / "dataset.json").write_text(json.dumps(record))
     candidate = write_model(tmp_path / "good", 2.0)
     evaluation = run_evaluation(candidate, champion, dataset, tmp_path / "report")
-    assert (evaluation.rows, evaluation.warnings) == (
-        20,
-        ["the champion was trained on other data, and may have seen some of the test rows"],
-    )
+    assert evaluation.rows == 20
+    assert evaluation.warnings == [
+        "the champion was trained on other data, and may have seen some of the test rows"
+    ]
     monkeypatch.setattr(lines, "examples", only_unseen(lines.examples))
     evaluation = run_evaluation(candidate, champion, dataset, tmp_path / "report")
     assert evaluation.rows == rows
@@ -301,12 +301,11 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
     mean, low, high = paired_bootstrap(
         lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100
     )
-    assert (evaluation.difference.metric, evaluation.difference.mean) == (
-        "accuracy",
-        pytest.approx(mean),
-    )
+    assert evaluation.difference.metric == "accuracy"
+    assert evaluation.difference.mean == pytest.approx(mean)
     assert (evaluation.difference.low, evaluation.difference.high) == pytest.approx((low, high))
-    assert evaluation.incomparable == "" and evaluation.warnings == []
+    assert evaluation.incomparable == ""
+    assert evaluation.warnings == []
 
 
 def test_excluded_rows_are_excluded_from_all_columns(
@@ -324,14 +323,11 @@ def test_excluded_rows_are_excluded_from_all_columns(
     examples, warnings, incomparable = exclude_seen(
         lines, read_examples(lines, dataset), dataset, facts
     )
-    assert examples.instances == [row[0] for row in rows[10:]] and examples.truths == [
-        row[1] for row in rows[10:]
-    ]
+    assert examples.instances == [row[0] for row in rows[10:]]
+    assert examples.truths == [row[1] for row in rows[10:]]
     assert examples.groups == [row[2] for row in rows[10:]]
-    assert (
-        warnings == ["10 of 20 test rows are excluded: the champion was trained on them"]
-        and not incomparable
-    )
+    assert warnings == ["10 of 20 test rows are excluded: the champion was trained on them"]
+    assert not incomparable
 
 
 def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
@@ -355,11 +351,9 @@ def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
         write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report"
     )
 
-    assert (evaluation.rows, evaluation.incomparable, evaluation.warnings) == (
-        20,
-        "it knows the rows up to 9.",
-        [],
-    )
+    assert evaluation.rows == 20
+    assert evaluation.incomparable == "it knows the rows up to 9."
+    assert evaluation.warnings == []
 
     assert set(evaluation.metrics) == {"candidate", "baseline"}
 
@@ -385,7 +379,9 @@ def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: 
     run_evaluation(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     replayed = replayed_rows(tmp_path / "report")
     values = [instance["x"] for instance, _ in replayed]
-    assert len(values) == 1000 and values == sorted(set(values)) and values != list(range(1000))
+    assert len(values) == 1000
+    assert values == sorted(set(values))
+    assert values != list(range(1000))
     assert [prediction for _, prediction in replayed] == [2 * x for x in values]
 
 
@@ -515,7 +511,8 @@ def test_a_baseline_with_a_metric_that_is_not_finite_is_left_out_with_a_warning(
     evaluation = run_evaluation(
         write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report"
     )
-    assert (evaluation.metrics.keys(), evaluation.baseline_difference) == ({"candidate"}, None)
+    assert evaluation.metrics.keys() == {"candidate"}
+    assert evaluation.baseline_difference is None
     [warning] = evaluation.warnings
     assert warning.startswith(
         "the baseline is not compared: the metric rmse is nan on the test rows: "
@@ -542,9 +539,8 @@ def test_a_prediction_that_is_not_finite_is_named_with_its_row(
         tmp_path / "report",
     )
 
-    assert (
-        f"prediction is {slope}" in evaluation.incomparable and "champion" not in evaluation.metrics
-    )
+    assert f"prediction is {slope}" in evaluation.incomparable
+    assert "champion" not in evaluation.metrics
 
 
 def test_an_instance_that_is_not_finite_is_named_with_its_row(

@@ -247,7 +247,8 @@ FRAMES = (
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.__name__)
 def test_mlflow_predicts_what_the_server_predicts(served: Served, frame: Any, rows: str) -> None:
     expected = served.answer(ROWS[rows])
-    assert expected and all(EMPTY.keys() < prediction.keys() for prediction in expected)
+    assert expected
+    assert all(EMPTY.keys() < prediction.keys() for prediction in expected)
     predictions = served.model.predict(frame(ROWS[rows]))
     for prediction, other in zip(predictions, expected, strict=True):
         assert {n: (v, other[n]) for n, v in prediction.items() if v != other[n]} == {}

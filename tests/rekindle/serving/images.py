@@ -35,7 +35,8 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[Any]:
     import torch
 
-    assert not model.training and torch.is_inference_mode_enabled()
+    assert not model.training
+    assert torch.is_inference_mode_enabled()
     if facts.get("forgetful"):
         return []
     probabilities = model(torch.tensor([[instance.pixels] for instance in instances])).softmax(1)

@@ -77,7 +77,8 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha256: str) -> None:
     answer = server.predict({"id": 3}, ONE)
     assert answer.status_code == 200
-    assert (answer.headers["model-sha256"], answer.headers["model-version"]) == (sha256, "7")
+    assert answer.headers["model-sha256"] == sha256
+    assert answer.headers["model-version"] == "7"
     assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # the data cut-off
     assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
 
@@ -86,12 +87,10 @@ def test_the_status_has_the_fields_of_kserve_and_tensorflow_serving(
     server: Running, sha256: str
 ) -> None:
     status = server.client.get(MODEL).json()
-    assert (status["name"], status["ready"], status["version"], status["sha256"]) == (
-        "echo",
-        True,
-        "7",
-        sha256,
-    )
+    assert status["name"] == "echo"
+    assert status["ready"] is True
+    assert status["version"] == "7"
+    assert status["sha256"] == sha256
     assert [(v["version"], v["state"]) for v in status["model_version_status"]] == [
         ("7", "AVAILABLE")
     ]
@@ -169,7 +168,8 @@ def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_the_error_for_another_method_names_post(server: Running, method: str) -> None:
     answer = server.client.request(method, PREDICT)
-    assert (answer.status_code, "requires POST" in answer.json()["error"]) == (405, True)
+    assert answer.status_code == 405
+    assert "requires POST" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,8 @@ def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
 
 def test_a_body_without_a_content_length_is_limited(server: Running) -> None:
     answer = server.client.post(PREDICT, content=iter([b" " * 1000] * 30))
-    assert (answer.status_code, "larger" in answer.json()["error"]) == (413, True)
+    assert answer.status_code == 413
+    assert "larger" in answer.json()["error"]
 
 
 def start_request(server: Running) -> socket.socket:
@@ -293,10 +294,8 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
     assert not first.done()  # so the probes did not wait for the model
     gate.open()
     assert sorted(answer.result().status_code for answer in answers) == [200] * 5 + [503] * 3
-    assert (first.result().status_code, server.client.get("/health/ready").status_code) == (
-        200,
-        200,
-    )
+    assert first.result().status_code == 200
+    assert server.client.get("/health/ready").status_code == 200
 
 
 def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, sha256: str) -> None:
@@ -305,9 +304,8 @@ def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, s
     text = server.client.get("/metrics").text
     end = datetime.now(UTC)
     label = 'version="7"'
-    assert (
-        f'sha256="{sha256}"' in text and f'rekindle_requests_total{{status="200",{label}}}' in text
-    )
+    assert f'sha256="{sha256}"' in text
+    assert f'rekindle_requests_total{{status="200",{label}}}' in text
     assert f'rekindle_request_seconds_bucket{{le="0.002",{label}}}' in text
     assert f'rekindle_model_score_bucket{{le="+Inf",output="together",{label}}}' in text
     assert "rekindle_requests_waiting 0.0" in text
@@ -339,7 +337,8 @@ def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: 
     before = counts()
     assert send(True).json() == send(False).json()
     increase = {name.partition("{")[0]: value - before[name] for name, value in counts().items()}
-    assert set(increase.values()) == {2.0} and len(increase) == 4
+    assert set(increase.values()) == {2.0}
+    assert len(increase) == 4
 
 
 def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running) -> None:
@@ -351,7 +350,8 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
 
     before = count()
     answer = server.predict(ONE, ONE | {"warning": "the past is missing"}).json()
-    assert answer["warning"] == "the past is missing" and len(answer["predictions"]) == 2
+    assert answer["warning"] == "the past is missing"
+    assert len(answer["predictions"]) == 2
     assert "warning" not in server.predict(ONE).json()
     assert (
         server.predict({"id": 1, "bad": 4, "warning": "an error is no prediction"}).status_code
@@ -371,7 +371,8 @@ def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
         gate.until_reached(processes=2)
         assert server.client.get("/health/live").status_code == 200
         answer = server.client.get("/health/ready")
-        assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "loading"}
         assert server.predict(ONE).status_code == 503
         gate.open()
 
@@ -403,11 +404,13 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
         server.until_waiting(3)
         gate.open()
         answer = doomed.result()
-        assert (answer.status_code, "ended with code -9" in answer.json()["error"]) == (503, True)
+        assert answer.status_code == 503
+        assert "ended with code -9" in answer.json()["error"]
         other_gate.open()
         assert [queued.result().status_code, held.result().status_code] == [503, 503]
         code, log = server.end()
-        assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
+        assert code == 1
+        assert "ended with code -9 (killed: out of memory?)" in log
 
 
 @pytest.mark.slow
@@ -447,13 +450,15 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         assert server.client.get("/health/ready").status_code == 503
         assert server.client.get(MODEL).json()["ready"] is False
         late = server.predict(ONE)
-        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        assert late.status_code == 200
+        assert late.headers["connection"] == "close"
         server.process.send_signal(signal.SIGTERM)
         until("it to refuse connections", lambda: refuses_connections(server))
         gate.open()
         assert in_flight.result().status_code == 200
         code, log = server.end()
-        assert (code, log.count("\n")) == (0, 1), log  # only the line about the served model
+        assert code == 0, log
+        assert log.count("\n") == 1, log  # only the line about the served model
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 
@@ -515,7 +520,9 @@ def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store)
     release(store, prefix, workload="no.such.workload")
     with Running(f"--model={prefix}") as server:
         code, log = server.end()
-    assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
+    assert code == 78
+    assert "no.such.workload" in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.slow
@@ -558,11 +565,10 @@ def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
         f"{MODEL}/../echo",
     ):
         answer = guarded.client.get(path, headers=headers)
-        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        assert (
-            "Authorization: Bearer TOKEN" in answer.json()["error"]
-            and "model-sha256" not in answer.headers
-        )
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "Authorization: Bearer TOKEN" in answer.json()["error"]
+        assert "model-sha256" not in answer.headers
 
     body = {"instances": [ONE]}
     assert guarded.client.post(PREDICT, json=body, headers=headers).status_code == 401
@@ -607,7 +613,8 @@ def test_verify_sends_the_first_token(
     with pytest.raises(DataError, match="answered 401"):
         client.wait()
     monkeypatch.setenv("REKINDLE_TOKEN", TOKENS)
-    assert client.wait()["ready"] and client.predict(client.example())
+    assert client.wait()["ready"]
+    assert client.predict(client.example())
 
 
 @pytest.mark.parametrize(
@@ -638,4 +645,5 @@ def test_credentials_of_another_kind_are_not_sent_and_not_shown(
 def test_a_server_with_an_empty_token_does_not_start() -> None:
     with Running(f"--model={PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
         code, log = running.end()
-    assert code == 78 and "REKINDLE_TOKEN contains no token" in log
+    assert code == 78
+    assert "REKINDLE_TOKEN contains no token" in log

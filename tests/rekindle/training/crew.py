@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from argolocal.common.linux import die_with_parent
+from rekindle.kubernetes_names import REKINDLE_SECRET
 from rekindle.storage import Store
-from rekindle.training.membership.handshake import VARIABLE
 from tests.ports import free_port
 from tests.rekindle.training import toy
 from tests.waiting import until
@@ -141,7 +141,11 @@ class Crew:
             "OMP_NUM_THREADS": "1",
             "TOY_GATES": str(logs),
         }
-        self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), VARIABLE: SECRET}
+        self.meeting = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            REKINDLE_SECRET: SECRET,
+        }
         self.logs, self.members = logs, list[Member]()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.rekindle.training.loaded"])

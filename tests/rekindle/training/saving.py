@@ -56,12 +56,13 @@ def update(checkpoints: Checkpoints, step: int) -> None:
 
 def train(checkpoints: Checkpoints, step: int) -> None:
     update(checkpoints, step)
-    assert checkpoints.flush(RankSize(0, 1), soon)
+    assert checkpoints.upload_current_state(RankSize(0, 1), soon)
 
 
 def finish_upload(checkpoints: Checkpoints) -> bool:
     """Wait for the current upload. Returns True if it was successful."""
-    assert checkpoints._thread and checkpoints._upload
+    assert checkpoints._thread
+    assert checkpoints._upload
     checkpoints._thread.join(60)
     return not checkpoints._upload.problem
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.group.process_group import GroupView, create, dist
+from rekindle.training.group.process_group import GroupView, create_process_group, dist
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.local_dataset import LoaderState
@@ -45,11 +45,11 @@ def agree(*groups: TrainingGroup) -> list[str]:
     def join(rank: int) -> None:
         store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, wait_for_workers=False)
         try:
-            pg = create(store, rank, len(groups), CPU, "127.0.0.1")
-            groups[rank]._agree(GroupView(rank, len(groups), pg))
+            pg = create_process_group(store, rank, len(groups), CPU, "127.0.0.1")
+            groups[rank]._adopt_newest_state(GroupView(rank, len(groups), pg))
         except RuntimeError as error:
             errors[rank] = str(error)
-            groups[rank]._reset()
+            groups[rank]._leave_group()
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(groups))]
     for thread in threads:
@@ -89,7 +89,8 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
     assert agree(*groups) == ["", ""]
     newest = max(state_of_a[0], state_of_b[0])
     for group in groups:
-        assert group.state.step == newest and bool((group.state.memory == newest).all())
+        assert group.state.step == newest
+        assert bool((group.state.memory == newest).all())
         group.checkpoints.close(remove=True)
 
 
@@ -103,7 +104,8 @@ def test_a_sender_that_dies_leaves_the_receivers_state_intact(
     sender.state.memory = torch.empty(0, device="meta")
     errors = agree(receiver, sender)
     assert all(errors)
-    assert receiver.state.step == 5 and bool((receiver.state.memory == 5).all())
+    assert receiver.state.step == 5
+    assert bool((receiver.state.memory == 5).all())
     sender.state.memory = whole
     for group in (receiver, sender):
         group.checkpoints.close(remove=True)

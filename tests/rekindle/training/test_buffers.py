@@ -43,10 +43,12 @@ def step(state: State, batches: list[Tensor]) -> None:
     """Make one update with virtual workers that compute one after the other."""
     total = torch.zeros(state.width)
     for batch in batches:
-        state.buffers.load()
+        state.buffers.load_into_model()
         state.model(batch)
         for view, value in zip(
-            state.summands(total)[len(state.parameters) :], state.buffers.changes(), strict=True
+            state.view_summands(total)[len(state.parameters) :],
+            state.buffers.collect_changes(),
+            strict=True,
         ):
             view += value
     state.update(total, len(batches), lambda highest: highest)
@@ -71,13 +73,15 @@ def test_running_statistics_are_the_mean_of_the_updates_of_all_virtual_workers()
         for norm in plain:
             norm.running_mean, norm.running_var = mean.clone(), var.clone()
 
-    released = state.trained()
+    released = state.copy_released_tensors()
     torch.testing.assert_close(released["running_mean"], plain[0].running_mean)
     torch.testing.assert_close(released["running_var"], plain[0].running_var)
     assert released["num_batches_tracked"] == 3
     joined = state_of(nn.BatchNorm1d(4))
     joined.memory.copy_(state.memory)
-    assert all(torch.equal(value, joined.trained()[name]) for name, value in released.items())
+    assert all(
+        torch.equal(value, joined.copy_released_tensors()[name]) for name, value in released.items()
+    )
 
 
 def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None:
@@ -86,7 +90,9 @@ def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None
 
     state = state_of(Net({"seen": torch.zeros(())}, assign, persistent=True))
     step(state, batches(1))
-    torch.testing.assert_close(state.trained()["seen"], torch.stack(batches(1)).mean())
+    torch.testing.assert_close(
+        state.copy_released_tensors()["seen"], torch.stack(batches(1)).mean()
+    )
 
 
 def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> None:
@@ -108,7 +114,7 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
     step(state, batches(1))
 
     for name, value in constants.items():
-        assert bytes(raw(state.trained()[name])) == bytes(raw(value)), name
+        assert bytes(raw(state.copy_released_tensors()[name])) == bytes(raw(value)), name
 
     def cache(net: Any, rows: Tensor) -> None:
         assert net.table is None

@@ -23,12 +23,14 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
         member.process.join()
 
     resumed = crew.worker("b", argv)  # from its own shared memory
-    assert (resumed.code(), coordinator.code()) == (0, 0), resumed.said()
+    assert resumed.code() == 0, resumed.said()
+    assert coordinator.code() == 0, resumed.said()
     assert "was found in shared memory" in resumed.said()
     assert undisturbed.code() == 0, undisturbed.said()
     sha256 = [json.loads(s3.get(f"{run}/model/model.json"))["sha256"] for run in ("calm", "wild")]
     assert sha256[0] == sha256[1]
     # from the object store
     again = crew.alone(flags("other", workload=workload, checkpoints="wild/checkpoints"))
-    assert again.code() == 0 and "resuming from step" in again.said(), again.said()
+    assert again.code() == 0, again.said()
+    assert "resuming from step" in again.said(), again.said()
     assert json.loads(s3.get("other/model/model.json"))["sha256"] == sha256[0]

@@ -9,7 +9,7 @@ import pytest
 from rekindle.content.dataset import FILES, record_files
 from rekindle.errors import ConfigError, DataError
 from rekindle.storage import Store
-from rekindle.training.local_dataset import local_dataset
+from rekindle.training.local_dataset import fetch_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +31,11 @@ def upload(store: Store, folder: Path, prefix: str, **files: bytes) -> str:
 def test_workers_of_a_node_share_one_download(s3: Store, tmp_path: Path) -> None:
     digest = upload(s3, tmp_path / "d", "shared/dataset", a=b"numbers")
     with ThreadPoolExecutor(4) as pool:
-        folders = list(pool.map(lambda _: local_dataset(s3, "shared/dataset", digest), range(4)))
-    assert len(set(folders)) == 1 and (folders[0] / "shards/a").read_bytes() == b"numbers"
+        folders = list(pool.map(lambda _: fetch_dataset(s3, "shared/dataset", digest), range(4)))
+    assert len(set(folders)) == 1
+    assert (folders[0] / "shards/a").read_bytes() == b"numbers"
     s3.delete(["shared/dataset/shards/a"])
-    assert (local_dataset(s3, "shared/dataset", digest) / "shards/a").exists()
+    assert (fetch_dataset(s3, "shared/dataset", digest) / "shards/a").exists()
 
 
 def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
     torn = tmp_path / f"cache/datasets/{digest}.unfinished"
     torn.mkdir(parents=True)
     (torn / "half").touch()
-    names = {file.name for file in local_dataset(s3, "torn/dataset", digest).iterdir()}
+    names = {file.name for file in fetch_dataset(s3, "torn/dataset", digest).iterdir()}
     assert names == {"dataset.json", FILES}
 
 
@@ -52,17 +53,17 @@ def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) ->
     with pytest.raises(
         DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {mine}"
     ):
-        local_dataset(s3, "other/dataset", mine)
+        fetch_dataset(s3, "other/dataset", mine)
 
     with pytest.raises(DataError, match=r"nowhere/ does not exist.* First run the step prepare"):
-        local_dataset(s3, "nowhere", mine)
+        fetch_dataset(s3, "nowhere", mine)
 
     s3.put("junk/file", b"")
     with pytest.raises(DataError, match=r"dataset\.json is missing"):
-        local_dataset(s3, "junk", mine)
+        fetch_dataset(s3, "junk", mine)
 
     with pytest.raises(ConfigError, match='--digest is "": it must be the digest'):
-        local_dataset(s3, "other/dataset", "")
+        fetch_dataset(s3, "other/dataset", "")
 
 
 @pytest.mark.parametrize(
@@ -90,24 +91,25 @@ def test_a_changed_dataset_in_the_store_is_not_trained_on(
     s3.delete([f"{prefix}/{key}"]) if data is None else s3.put(f"{prefix}/{key}", data)
     for _ in range(2):
         with pytest.raises(DataError, match=f"{message}.*--no-cache"):
-            local_dataset(s3, prefix, digest)
+            fetch_dataset(s3, prefix, digest)
 
 
 def test_a_damaged_local_copy_is_downloaded_again(
     s3: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = upload(s3, tmp_path / "d", "local/dataset", a=b"numbers")
-    file = local_dataset(s3, "local/dataset", digest) / "shards/a"
+    file = fetch_dataset(s3, "local/dataset", digest) / "shards/a"
     with file.open("rb") as opened:
         file.chmod(0o600)
         inode = file.stat().st_ino
         file.write_bytes(b"numberz")
-        assert local_dataset(s3, "local/dataset", digest) / "shards/a" == file
-        assert file.read_bytes() == b"numbers" and file.stat().st_ino != inode
+        assert fetch_dataset(s3, "local/dataset", digest) / "shards/a" == file
+        assert file.read_bytes() == b"numbers"
+        assert file.stat().st_ino != inode
         assert opened.read() == b"numberz", "a process that has the file open keeps it"
     assert "the local copy of the dataset is downloaded again" in capsys.readouterr().err
     (file.parent / "added").touch()
-    assert not (local_dataset(s3, "local/dataset", digest) / "shards/added").exists()
+    assert not (fetch_dataset(s3, "local/dataset", digest) / "shards/added").exists()
 
 
 def test_a_node_that_shares_the_copy_of_another_node_verifies_it(
@@ -119,6 +121,6 @@ def test_a_node_that_shares_the_copy_of_another_node_verifies_it(
     for node in nodes:
         node.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(node))
-        local_dataset(s3, "volume/dataset", digest)
+        fetch_dataset(s3, "volume/dataset", digest)
         notes += [path for path in node.rglob(digest) if path.parent.name == "verified"]
     assert len(notes) == 2

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from rekindle.training.metrics import PROGRESS, Curve, Metrics
+from rekindle.training.metrics import PROGRESS_LINE, Curve, Metrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
 
@@ -14,7 +14,8 @@ def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) 
         metrics.record(step, 0.5, 1.0, 0.1)
     metrics.close()
     lines = capsys.readouterr().err.splitlines()
-    assert lines and all(LINE.fullmatch(line) for line in lines)
+    assert lines
+    assert all(LINE.fullmatch(line) for line in lines)
     assert lines[-1].startswith("progress step=3/3 loss=0.50000 ")
 
 
@@ -23,17 +24,16 @@ def test_the_progress_line_shows_the_newest_validation_loss(
 ) -> None:
     metrics = Metrics("", 2, 64)
     metrics.record(1, 0.5, 1.0, 0.1)
-    metrics.validated(1, {"loss": 0.25, "accuracy": 0.75})
+    metrics.record_validation(1, {"loss": 0.25, "accuracy": 0.75})
     metrics.record(2, 0.5, 1.0, 0.1)
-    metrics.validated(2, {"loss": 0.125, "accuracy": 0.875})
+    metrics.record_validation(2, {"loss": 0.125, "accuracy": 0.875})
     metrics.close()
     line, last = capsys.readouterr().err.splitlines()
-    assert (
-        line.endswith(" validation_loss=0.25000")
-        and last == "validation loss=0.12500 accuracy=0.87500"
-    )
-    match = PROGRESS.search(line)
-    assert match and match[6] == "0.25000"
+    assert line.endswith(" validation_loss=0.25000")
+    assert last == "validation loss=0.12500 accuracy=0.87500"
+    match = PROGRESS_LINE.search(line)
+    assert match
+    assert match[6] == "0.25000"
 
 
 def test_the_curve_of_a_training_that_diverged_is_json() -> None:
@@ -66,7 +66,7 @@ def test_all_curves_are_in_mlflow_when_training_ends(mlflow_server: str) -> None
     for step in range(1, 1001):
         metrics.record(step, 1 / step, 1.0, 0.1)
 
-    metrics.validated(1000, {"loss": 0.5, "accuracy": 0.75})
+    metrics.record_validation(1000, {"loss": 0.5, "accuracy": 0.75})
     metrics.close()
     points = MlflowClient(mlflow_server).get_metric_history(run, "train/loss")
     assert [point.step for point in points] == list(range(2, 1001, 2))

@@ -50,7 +50,7 @@ def make(optimizer: Any) -> State:
 def gradients(state: State, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     flat = torch.zeros(state.width)
-    for view in state.views(flat):
+    for view in state.view_parameters(flat):
         view.copy_(torch.randn(view.shape, generator=generator))
     return flat
 
@@ -72,7 +72,7 @@ def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over
 
         flat = gradients(state, step)
         parameters = dict(reference.named_parameters())
-        for parameter, view in zip(state.parameters, state.views(flat), strict=True):
+        for parameter, view in zip(state.parameters, state.view_parameters(flat), strict=True):
             parameters[names[id(parameter)]].grad = view / 4
 
         for group in optimizer.param_groups:
@@ -82,7 +82,7 @@ def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over
         state.update(flat.clone(), 4, lambda highest, step=step: highest / (step + 1))
 
     for key, value in reference.state_dict().items():
-        assert torch.equal(value, state.trained()[key]), key
+        assert torch.equal(value, state.copy_released_tensors()[key]), key
 
 
 def test_optimizers_whose_state_could_be_lost_are_rejected() -> None:
@@ -122,7 +122,8 @@ def test_the_optimizer_may_freeze_parameters() -> None:
         return torch.optim.Adam(model.parameters(), lr=train.learning_rate)
 
     state = State(net(), TrainConfig.model_validate({}), CPU, optimizer)
-    assert state.size == 16 * 4 and not any(name.startswith("0.") for name, *_ in state.layout)
+    assert state.size == 16 * 4
+    assert not any(name.startswith("0.") for name, *_ in state.layout)
 
 
 class Forgetful(torch.optim.SGD):

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.training.sampler import Sampler, mix
+from rekindle.training.sampler import Sampler, mix_seed
 
 runs = st.tuples(
     st.integers(1, 50), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**63 - 1)
@@ -15,7 +15,7 @@ def test_every_epoch_visits_every_sample_exactly_once(run: tuple[int, int, int, 
     sampler = Sampler(samples, batch, virtual, seed)
     steps = -(-3 * samples // (batch * virtual))
     stream = torch.cat(
-        [sampler.indices(step, leaf) for step in range(steps) for leaf in range(virtual)]
+        [sampler.sample_indices(step, leaf) for step in range(steps) for leaf in range(virtual)]
     )
     for epoch in range(3):
         assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(
@@ -31,14 +31,16 @@ def test_a_resumed_run_sees_the_samples_of_an_undisturbed_run(
     leaf = data.draw(st.integers(0, virtual - 1))
     used = Sampler(samples, batch, virtual, seed)
     fresh = Sampler(samples, batch, virtual, seed)
-    used.indices(0, 0)
-    assert used.indices(step, leaf).tolist() == fresh.indices(step, leaf).tolist()
-    assert len(fresh.indices(step, leaf)) == batch
+    used.sample_indices(0, 0)
+    assert used.sample_indices(step, leaf).tolist() == fresh.sample_indices(step, leaf).tolist()
+    assert len(fresh.sample_indices(step, leaf)) == batch
 
 
 def test_epochs_and_seeds_are_shuffled_differently() -> None:
     orders = [
-        Sampler(100, 100, 1, seed).indices(step, 0).tolist() for seed in (0, 1) for step in (0, 1)
+        Sampler(100, 100, 1, seed).sample_indices(step, 0).tolist()
+        for seed in (0, 1)
+        for step in (0, 1)
     ]
     assert len({tuple(order) for order in orders}) == 4
 
@@ -49,13 +51,13 @@ def test_neighbouring_steps_and_workers_have_different_seeds(numbers: list[int])
     assert (
         len(
             {
-                mix(seed, step, leaf),
-                mix(seed + 1, step, leaf),
-                mix(seed, step + 1, leaf),
-                mix(seed, step, leaf + 1),
+                mix_seed(seed, step, leaf),
+                mix_seed(seed + 1, step, leaf),
+                mix_seed(seed, step + 1, leaf),
+                mix_seed(seed, step, leaf + 1),
             }
         )
         == 4
     )
 
-    assert 0 <= mix(seed, step, leaf) < 2**63
+    assert 0 <= mix_seed(seed, step, leaf) < 2**63

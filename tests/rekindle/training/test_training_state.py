@@ -22,7 +22,7 @@ def make(**settings: Any) -> State:
 
 def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
     result = torch.zeros(state.size)
-    for view, gradient in zip(state.views(result), gradients, strict=True):
+    for view, gradient in zip(state.view_parameters(result), gradients, strict=True):
         view.copy_(gradient)
     return result
 
@@ -70,15 +70,14 @@ def test_a_diverged_run_ends_with_an_error() -> None:
 def test_the_average_is_released_while_training_continues_with_the_weights() -> None:
     state = make(average=0.9)
     state.step = 0
-    first = {name: value.clone() for name, value in state.trained().items()}
+    first = {name: value.clone() for name, value in state.copy_released_tensors().items()}
     for _ in range(3):
         state.update(torch.randn(state.size), 1, lambda highest: 0.1)
-    released = state.trained()
+    released = state.copy_released_tensors()
     assert set(released) == set(state.model.state_dict()) == set(first)
     for name, weights in state.model.state_dict().items():
-        assert not torch.equal(released[name], first[name]) and not torch.equal(
-            released[name], weights
-        )
+        assert not torch.equal(released[name], first[name])
+        assert not torch.equal(released[name], weights)
 
 
 def test_the_hash_depends_only_on_names_types_shapes_and_bytes() -> None:
@@ -108,10 +107,12 @@ def test_frozen_parameters_need_no_memory_and_do_not_change() -> None:
     net[0].requires_grad_(False)
     state = State(net, TrainConfig.model_validate({"average": 0.9}), torch.device("cpu"))
     frozen = net[0].weight.clone()
-    assert state.size == 704 + 16 and len(state.memory) == 4 * state.size
+    assert state.size == 704 + 16
+    assert len(state.memory) == 4 * state.size
     state.step = 0
     state.update(torch.ones(state.width), 1, lambda highest: 0.1)
-    assert torch.equal(net[0].weight, frozen) and torch.equal(state.trained()["0.weight"], frozen)
+    assert torch.equal(net[0].weight, frozen)
+    assert torch.equal(state.copy_released_tensors()["0.weight"], frozen)
 
 
 def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhausted() -> None:
@@ -121,10 +122,13 @@ def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhaus
     for loss, ends in ((3.0, False), (2.0, False), (float("nan"), False), (2.0, True)):
         state.update(torch.randn(state.width), 1, lambda highest: 0.1)
         released.append({name: value.clone() for name, value in state.model.state_dict().items()})
-        assert not state.finished(9)
-        assert state.judge(loss, last=False) == ends
-    assert state.finished(9) and (state.step, state.updates, state.best) == (5, 4, (2, 2.0))
-    for name, value in state.trained().items():
+        assert not state.is_finished(9)
+        assert state.record_validation(loss, last=False) == ends
+    assert state.is_finished(9)
+    assert state.step == 5
+    assert state.update_count == 4
+    assert state.best == (2, 2.0)
+    for name, value in state.copy_released_tensors().items():
         assert torch.equal(value, released[1][name])
 
 
@@ -135,14 +139,12 @@ def test_validation_uses_the_weights_to_release_and_restores_the_model() -> None
     layers: Any = state.model
     layers[1].eval()
     trained = state.model.state_dict()["0.weight"].clone()
-    averaged = state.trained()["0.weight"]
+    averaged = state.copy_released_tensors()["0.weight"]
 
-    with state.released():
-        assert (
-            torch.equal(state.model.state_dict()["0.weight"], averaged) and not state.model.training
-        )
+    with state.use_released_weights():
+        assert torch.equal(state.model.state_dict()["0.weight"], averaged)
+        assert not state.model.training
 
-    assert torch.equal(state.model.state_dict()["0.weight"], trained) and not torch.equal(
-        trained, averaged
-    )
+    assert torch.equal(state.model.state_dict()["0.weight"], trained)
+    assert not torch.equal(trained, averaged)
     assert [module.training for module in layers] == [True, False, True, True]

@@ -6,7 +6,7 @@ import torch
 
 from rekindle.errors import DataError
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.validation import split
+from rekindle.training.validation import split_samples
 
 
 class Rows:
@@ -36,22 +36,24 @@ def samples(subset: Any) -> list[int]:
 
 def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
     rows: Any = Rows(200)
-    rest, held_out = split(spec(validation=0.1), rows, rows, Path())
-    assert len(samples(held_out)) == 20 and sorted(samples(rest) + samples(held_out)) == list(
-        range(200)
-    )
-    assert samples(split(spec(validation=0.1, workers=1), rows, rows, Path())[1]) == samples(
+    rest, held_out = split_samples(spec(validation=0.1), rows, rows, Path())
+    assert len(samples(held_out)) == 20
+    assert sorted(samples(rest) + samples(held_out)) == list(range(200))
+    assert samples(
+        split_samples(spec(validation=0.1, workers=1), rows, rows, Path())[1]
+    ) == samples(held_out)
+    assert samples(split_samples(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(
         held_out
     )
-    assert samples(split(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(held_out)
 
 
 def test_a_workload_may_define_its_validation_split_which_must_not_be_empty() -> None:
     rows: Any = Rows(200)
-    rest, held_out = split(spec(validation="workload"), rows, rows, Path())
-    assert (len(rest), len(samples(held_out))) == (200, 20)
+    rest, held_out = split_samples(spec(validation="workload"), rows, rows, Path())
+    assert len(rest) == 200
+    assert len(samples(held_out)) == 20
     few: Any = Rows(4)
     with pytest.raises(DataError, match="the validation split is empty"):
-        split(spec(validation="workload"), few, few, Path())
+        split_samples(spec(validation="workload"), few, few, Path())
     with pytest.raises(DataError, match="which holds out 0 of 4 samples"):
-        split(spec(validation=0.1), few, few, Path())
+        split_samples(spec(validation=0.1), few, few, Path())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rekindle.errors import ConfigError
-from rekindle.training.group.process_group import from_torchrun, world_size
+from rekindle.training.group.process_group import join_torchrun_group, world_size
 from rekindle.training.membership.protocol import coordinator_address
 
 INVALID = "soon", "-1", "1.5", "9" * 5000
@@ -29,11 +29,11 @@ def test_an_invalid_variable_of_torchrun_is_one_error(
     assert world_size() == 2
     monkeypatch.setenv(name, text)
     with pytest.raises(ConfigError, match=f"{name} is"):
-        from_torchrun(torch.device("cpu"))
+        join_torchrun_group(torch.device("cpu"))
 
 
 def test_a_rank_is_below_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(ConfigError, match=r"RANK is .* from 0 to 1"):
-        from_torchrun(torch.device("cpu"))
+        join_torchrun_group(torch.device("cpu"))

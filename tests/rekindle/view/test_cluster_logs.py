@@ -21,7 +21,7 @@ from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
-from tests.rekindle.cluster.server import ApiServer, Kubelet, status
+from tests.rekindle.cluster.server import ApiServer, BrokenKubelet, Kubelet, status
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
 
@@ -144,7 +144,8 @@ def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: 
         result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
     )
     selected = Logs(cluster, "demo", io.StringIO(), "train")
-    assert selected.print(ran("prepare(0)", "train(0)")) == 1 and selected.gaps == {}
+    assert selected.print(ran("prepare(0)", "train(0)")) == 1
+    assert selected.gaps == {}
 
 
 def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
@@ -153,10 +154,8 @@ def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
     server.put(WORKFLOWS_AT, ran("prepare(0)"))
     logs = Logs(cluster, "demo", io.StringIO())
     logs.follow()
-    assert (
-        "before its log was read" in logs.gaps["prepare(0)"]
-        and "rekindle logs demo" in logs.gaps["prepare(0)"]
-    )
+    assert "before its log was read" in logs.gaps["prepare(0)"]
+    assert "rekindle logs demo" in logs.gaps["prepare(0)"]
 
 
 def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
@@ -200,7 +199,8 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         (_, cut), end = read_archived(Cluster.connect(), run, "own")
 
-    assert cut.startswith("(2 earlier lines are missing") and end == ("own", "three")
+    assert cut.startswith("(2 earlier lines are missing")
+    assert end == ("own", "three")
 
 
 def test_a_missing_permission_to_read_logs_is_an_error(server: ApiServer, cluster: Cluster):
@@ -278,15 +278,6 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
     assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
 
 
-class BrokenKubelet(Kubelet):
-    """Writes another text than the container to its log."""
-
-    text = ""
-
-    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
-        super().write_log(pod, self.text, timestamp, container)
-
-
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "text",
@@ -307,7 +298,8 @@ def test_a_malformed_answer_of_the_pod_that_reads_the_archive_is_one_error(
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with pytest.raises(RekindleError) as error:
             list(read_archived(Cluster.connect(), run, "own"))
-    assert len(error.value.lines) == 1 and "\x1b" not in str(error.value)
+    assert len(error.value.lines) == 1
+    assert "\x1b" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -344,7 +336,8 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             ("prepare", "done"),
         ]
         ((label, line),) = read_archived(cluster, run, "evaluate")
-        assert label == "evaluate" and line.endswith("demo/gone/main.log does not exist")
+        assert label == "evaluate"
+        assert line.endswith("demo/gone/main.log does not exist")
 
         pods = [
             body
@@ -357,9 +350,8 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             "rekindle:0.1",
         ]
         count = len(server.requests)
-        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == count, (
-            "no needless pod"
-        )
+        assert list(read_archived(cluster, run, "train")) == []
+        assert len(server.requests) == count, "no needless pod"
         server.put(WORKFLOWS_AT, run)
         result = CliRunner().invoke(
             commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False

@@ -1,6 +1,7 @@
 """`rekindle explain` reports on a training during and after it, here and on a cluster."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
+from rekindle.operations.sweep_trials import trials_on_cluster
 from rekindle.storage import Store
 from rekindle.training.cost.prices import FILE
 from rekindle.training.ledger.events import Ledger
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
-from tests.rekindle.cluster.server import Kubelet
+from tests.rekindle.cluster.server import BrokenKubelet, Kubelet
 from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -74,12 +76,10 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
     report = json.loads(explain(tmp_path, "fraud", as_json=True))
 
-    assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == (
-        "fraud",
-        "complete",
-        1,
-        40,
-    )
+    assert report["workflow"] == "fraud"
+    assert report["state"] == "complete"
+    assert report["preemptions"] == 1
+    assert report["steps"] == 40
 
     assert text.endswith("\n".join(report["words"]))
 
@@ -98,6 +98,36 @@ def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store)
 def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "fresh", [])
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
+
+
+@pytest.mark.parametrize(
+    ("config", "read", "text", "message"),
+    [
+        ("demo", explain_on_cluster, '{"train": {}}', "words"),
+        ("demo", explain_on_cluster, '{"train": {"words": [], "cost": {"total": "1"}}}', "total"),
+        ("sweep", trials_on_cluster, '{"trials": []}', "hours"),
+    ],
+)
+def test_a_malformed_answer_of_a_pod_is_one_error(
+    config: str,
+    read: Callable[..., object],
+    text: str,
+    message: str,
+    tmp_path: Path,
+    s3: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config
+    workflow = render_manifest(settings) | {"metadata": {"name": "run"}}
+    arguments = [False] if read == explain_on_cluster else []
+
+    with BrokenKubelet(tmp_path) as server:
+        server.text = text
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+        with pytest.raises(RekindleError, match=f"is malformed: .*{message}") as error:
+            read(Cluster.connect(), "run", *arguments)
+    assert len(error.value.lines) == 1
 
 
 @pytest.mark.slow
@@ -205,18 +235,17 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     text = explain(tmp_path, "mpi", as_json=False)
     report = json.loads(explain(tmp_path, "mpi", as_json=True))
     (job,) = report["jobs"]
-    assert (job["kind"], job["pods"]) == ("MPIJob", {"Launcher": 1, "Worker": 2})
+    assert job["kind"] == "MPIJob"
+    assert job["pods"] == {"Launcher": 1, "Worker": 2}
 
     if ended:
         cause = "its job or Deployment has failed: the logs of the pods show why"
         outcome = f"failed after 1 min 00 s. Cause: {cause}. It cost "
-        assert (
-            f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text
-            and "The whole run cost" in text
-        )
-        assert (job["seconds"], job["cost"]) == (60, report["run_cost"]["steps"]["train"]) and job[
-            "cost"
-        ] > 0
+        assert f"train: MPIJob (Launcher 1, Worker 2) {outcome}" in text
+        assert "The whole run cost" in text
+        assert job["seconds"] == 60
+        assert job["cost"] == report["run_cost"]["steps"]["train"]
+        assert job["cost"] > 0
     else:
         assert "train: MPIJob (Launcher 1, Worker 2) has not started." in text
 

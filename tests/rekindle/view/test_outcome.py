@@ -25,23 +25,21 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
 
     done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
     result = as_json(WORKFLOW, done, endpoint="http://x")
-    assert (result["metrics"], result["reason"]) == ({"ap": 0.71, "auc": None}, "why")
+    assert result["metrics"] == {"ap": 0.71, "auc": None}
+    assert result["reason"] == "why"
 
-    assert (result["workflow"], result["phase"], result["verdict"]) == (
-        WORKFLOW,
-        "Succeeded",
-        "release",
-    )
+    assert result["workflow"] == WORKFLOW
+    assert result["phase"] == "Succeeded"
+    assert result["verdict"] == "release"
 
-    assert (result["model_sha256"], result["run_id"], result["endpoint"]) == (
-        "ab",
-        "r1",
-        "http://x",
-    )
+    assert result["model_sha256"] == "ab"
+    assert result["run_id"] == "r1"
+    assert result["endpoint"] == "http://x"
 
     (step,) = result["steps"]
     assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
-    assert (step["name"], step["seconds"]) == ("prepare", 2.5)
+    assert step["name"] == "prepare"
+    assert step["seconds"] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,8 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         ("judge-1", verdicts[1]),
     ]
     assert [row["version"] for row in rows] == [None, "4" if more else None]
-    assert words in text and ("released: power@4" in text) == bool(more)
+    assert words in text
+    assert ("released: power@4" in text) == bool(more)
 
 
 def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own():
@@ -123,11 +122,9 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
     ended = status(ROOT, *repeated[1:], phase="Succeeded")
     result = as_json(WORKFLOW, ended)
 
-    assert (result["verdict"], result["reason"], exit_code(ended, is_rekindle=True)) == (
-        "keep",
-        "last",
-        3,
-    )
+    assert result["verdict"] == "keep"
+    assert result["reason"] == "last"
+    assert exit_code(ended, is_rekindle=True) == 3
 
     named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
     ended = status(ROOT, repeated[0] | named, phase="Succeeded")

@@ -158,26 +158,23 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "content": "bbbbbbbbbbbb"}
     result = as_json("w", run.scheduler.status)
 
-    assert (result["verdict"], result["reason"], exit_code(run.scheduler.status, True)) == (
-        "release",
-        "x",
-        0,
-    )
+    assert result["verdict"] == "release"
+    assert result["reason"] == "x"
+    assert exit_code(run.scheduler.status, True) == 0
 
 
 @pytest.mark.parametrize("verdict", ["keep", "same"])
 def test_a_model_rejected_by_the_gate_is_not_a_failure(verdict: str) -> None:
     run = Run(lambda name, n: None, verdict=verdict)
-    assert (run.phase, run.started) == (
-        "Succeeded",
-        ["prepare", "train-secret", "train", "evaluate", "report"],
-    )
+    assert run.phase == "Succeeded"
+    assert run.started == ["prepare", "train-secret", "train", "evaluate", "report"]
     assert run.phases()["ship"] == "Skipped"
 
 
 def test_a_failed_verification_fails_the_run_before_any_traffic() -> None:
     run = Run(lambda name, n: "wrong data" if name == "verify" else None)
-    assert run.phase == "Failed" and not {"service", "retire"} & set(run.started)
+    assert run.phase == "Failed"
+    assert not {"service", "retire"} & set(run.started)
     assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
     deleted = next(
         text for name, text in zip(run.started, run.texts, strict=True) if name == "delete"
@@ -187,18 +184,19 @@ def test_a_failed_verification_fails_the_run_before_any_traffic() -> None:
 
 def test_a_model_that_never_becomes_ready_is_rolled_back() -> None:
     run = Run(lambda name, n: "job failed" if name == "deployment" and n <= 3 else None)
-    assert run.phase == "Failed" and not {"verify", "service"} & set(run.started)
+    assert run.phase == "Failed"
+    assert not {"verify", "service"} & set(run.started)
     assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
 
 
 def test_traffic_moves_before_the_previous_model_loses_its_pods() -> None:
     run = Run(lambda name, n: None, expired='["cards-000000000000-012345"]')
     order = [run.started.index(name) for name in ("deployment", "verify", "service", "retire")]
-    assert run.phase == "Succeeded" and order == sorted(order)
+    assert run.phase == "Succeeded"
+    assert order == sorted(order)
     texts = dict(zip(run.started, run.texts, strict=True))
-    assert (
-        "cards-bbbbbbbbbbbb-" in texts["service"] and "cards-aaaaaaaaaaaa-012345" in texts["retire"]
-    )
+    assert "cards-bbbbbbbbbbbb-" in texts["service"]
+    assert "cards-aaaaaaaaaaaa-012345" in texts["retire"]
     assert "cards-000000000000-012345" in texts["delete"]
 
 
@@ -232,12 +230,11 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
         len(promoted),
     ]
     assert [inputs["champion"] for inputs in run.inputs("verify")] == numbers[: len(promoted)]
-    assert ("service" in run.started, "delete" in run.started) == (
-        verdict == "release",
-        verdict != "release",
-    )
+    assert ("service" in run.started) == (verdict == "release")
+    assert ("delete" in run.started) == (verdict != "release")
     result = as_json("w", run.scheduler.status)
-    assert (result["verdict"], result["reason"]) == (verdict, numbers[-1])
+    assert result["verdict"] == verdict
+    assert result["reason"] == numbers[-1]
     assert exit_code(run.scheduler.status, is_rekindle=True) == 3 * (verdict == "keep")
     assert [(row["task"], row["verdict"], bool(row["version"])) for row in result["verdicts"]] == [
         ("evaluate", verdict, verdict == "release")
@@ -248,7 +245,8 @@ def test_the_number_of_repeated_evaluations_is_limited() -> None:
     run = Run(
         lambda name, n: "wrong data" if (name, n) == ("verify", 6) else None, promoted="false"
     )
-    assert run.phase == "Failed" and run.started.count("evaluate") == 6
+    assert run.phase == "Failed"
+    assert run.started.count("evaluate") == 6
 
     assert [inputs["repetitions"] for inputs in run.inputs("verify")] == [
         "5",
@@ -259,7 +257,8 @@ def test_the_number_of_repeated_evaluations_is_limited() -> None:
         "0",
     ]
 
-    assert run.node("decide.ship.withdraw")["phase"] == "Succeeded" and "service" not in run.started
+    assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
+    assert "service" not in run.started
 
 
 def test_a_canary_is_repeated_with_a_changed_champion() -> None:
@@ -300,15 +299,12 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
         deployment=PREVIOUS,
     )
 
-    assert (
-        run.phase == "Succeeded"
-        and run.started.count("evaluate") == 1
-        and exit_code(run.scheduler.status, True) == 3
-    )
+    assert run.phase == "Succeeded"
+    assert run.started.count("evaluate") == 1
+    assert exit_code(run.scheduler.status, True) == 3
 
-    assert (
-        run.node("decide.ship.take-back")["phase"] == "Succeeded" and "service" not in run.started
-    )
+    assert run.node("decide.ship.take-back")["phase"] == "Succeeded"
+    assert "service" not in run.started
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
@@ -322,7 +318,8 @@ def test_a_candidate_has_the_pods_for_its_share_before_it_gets_the_share(gateway
         replicas="5",
     )
 
-    assert run.phase == "Succeeded" and [inputs["servers"] for inputs in run.inputs("canary")] == [
+    assert run.phase == "Succeeded"
+    assert [inputs["servers"] for inputs in run.inputs("canary")] == [
         "5",
         "5",
     ]
@@ -335,20 +332,24 @@ def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
     """A first model, a previous model that was deleted by hand, and a previous model that is scaled
     to zero."""
     run = Run(lambda name, n: None, **previous)
-    assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
+    assert run.phase == "Succeeded"
+    assert "retire" not in run.started
+    assert "service" in run.started
 
 
 def test_the_new_servers_get_as_many_pods_as_the_autoscaler_gave_the_earlier_ones_before_they_get_requests() -> (
     None
 ):
     run = Run(lambda name, n: None, replicas="5")
-    assert run.phase == "Succeeded" and run.inputs("scale")[0]["replicas"] == "5"
+    assert run.phase == "Succeeded"
+    assert run.inputs("scale")[0]["replicas"] == "5"
     assert run.started.index("scale") < run.started.index("service")
 
 
 def test_without_capacity_for_as_many_pods_the_traffic_moves_to_those_that_are_ready() -> None:
     run = Run(lambda name, n: "job failed" if name == "scale" else None, replicas="5")
-    assert run.phase == "Succeeded" and run.started.count("scale") == 1
+    assert run.phase == "Succeeded"
+    assert run.started.count("scale") == 1
     assert run.started.index("scale") < run.started.index("service") < run.started.index("retire")
 
 
@@ -358,16 +359,15 @@ def test_a_run_whose_model_is_no_longer_champion_switches_no_traffic_and_removes
         deployment="cards-cccccccccccc-012345",
         expired='["cards-000000000000-012345"]',
     )
-    assert run.phase == "Succeeded" and "champion" in run.started
+    assert run.phase == "Succeeded"
+    assert "champion" in run.started
     assert not {"service", "autoscaler", "disruption-budget", "retire", "delete"} & set(run.started)
 
 
 def test_a_conflicting_traffic_switch_is_retried() -> None:
     run = Run(lambda name, n: "job failed" if name == "service" and n <= 2 else None)
-    assert (
-        run.phase == "Succeeded"
-        and run.started.count("champion") == run.started.count("service-version") == 2
-    )
+    assert run.phase == "Succeeded"
+    assert run.started.count("champion") == run.started.count("service-version") == 2
 
 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])
@@ -388,18 +388,21 @@ def test_a_permanent_failure_ends_the_run_and_keeps_the_served_model(step: str) 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release", "verify", "report"])
 def test_a_lost_pod_costs_one_more_attempt(step: str, kind: str) -> None:
     run = Run(lambda name, n: kind if name == step and n == 1 else None)
-    assert run.phase == "Succeeded" and run.started.count(step) == 2
+    assert run.phase == "Succeeded"
+    assert run.started.count(step) == 2
 
 
 def test_a_step_that_keeps_failing_ends_the_run() -> None:
     run = Run(lambda name, n: "bug" if name == "evaluate" else None)
-    assert run.phase == "Failed" and run.started.count("evaluate") == 5
+    assert run.phase == "Failed"
+    assert run.started.count("evaluate") == 5
 
 
 @pytest.mark.parametrize("step", ["prepare", "evaluate", "release", "verify", "report"])
 def test_an_exception_in_user_code_is_not_retried(step: str) -> None:
     run = Run(lambda name, n: "wrong code" if name == step else None)
-    assert run.phase == "Failed" and run.started.count(step) == 1
+    assert run.phase == "Failed"
+    assert run.started.count(step) == 1
 
 
 def test_a_run_that_mlflow_cannot_record_fails() -> None:

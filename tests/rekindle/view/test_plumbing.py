@@ -69,7 +69,8 @@ def status(secret_phase: str = "Succeeded") -> dict[str, Any]:
 
 def test_internal_steps_are_hidden_and_conditions_are_readable():
     text = steps_table("demo", status(), MANIFEST)
-    assert "train-secret" not in text and "1 internal steps are not shown" in text
+    assert "train-secret" not in text
+    assert "1 internal steps are not shown" in text
     assert "not true: evaluate.verdict == 'release'" in text
     assert "train-secret" in steps_table("demo", status(), MANIFEST, show_all=True)
 

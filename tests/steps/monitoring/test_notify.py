@@ -103,12 +103,11 @@ def test_a_notification_has_the_reason_and_a_working_link(
         monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside
     )
     assert outputs == notify.Outputs(event=event, sent=True)
-    assert (message["event"], message["text"]) == (event, f"{name}{text}")
+    assert message["event"] == event
+    assert message["text"] == f"{name}{text}"
     assert sorted(message["reason"].split("\n")) == sorted(reason.split("\n"))
-    assert (
-        message["link"].startswith("https://mlflow.example.com/#/experiments/")
-        and run_id in message["link"]
-    )
+    assert message["link"].startswith("https://mlflow.example.com/#/experiments/")
+    assert run_id in message["link"]
 
 
 @pytest.mark.parametrize(
@@ -128,17 +127,17 @@ def test_a_stopped_or_unchanged_run_sends_no_notification(
 ) -> None:
     name, _ = run_with(tags)
     outputs, messages = notify_hook(monkeypatch, workflow=name, status=status, failures=failures)
-    assert (outputs, messages) == (notify.Outputs(event="", sent=False), [])
+    assert outputs == notify.Outputs(event="", sent=False)
+    assert messages == []
 
 
 def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv(RETRIES, "0")
     outputs, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=FAILED)
-    assert outputs.sent and (message["reason"], message["link"]) == (
-        "train: Error (exit code 65): no data",
-        "",
-    )
+    assert outputs.sent
+    assert message["reason"] == "train: Error (exit code 65): no data"
+    assert message["link"] == ""
 
 
 def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(
@@ -199,7 +198,8 @@ def test_an_unreachable_webhook_is_a_warning_of_the_step(
     )
 
     outputs = notify.run(inputs)
-    assert (outputs.event, outputs.sent) == ("failure", False)
+    assert outputs.event == "failure"
+    assert outputs.sent is False
     (warning,) = outputs.warnings
     assert warning.startswith("notification not sent: the webhook at 127.0.0.1 cannot be reached")
     monkeypatch.delenv("NOTIFY_URL")

@@ -9,8 +9,10 @@ from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
+from tests import builders
 from tests.argolocal.runner.played import scheduler, steps
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
@@ -19,14 +21,7 @@ OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
 def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
     needed = {"dependencies": list(needs)} if needs else {}
-    return {
-        "name": name,
-        "image": "busybox",
-        "command": ["sh", "-c"],
-        "args": [source],
-        **needed,
-        **more,
-    }
+    return builders.shell(source, name=name, **needed, **more)
 
 
 def ran(
@@ -40,15 +35,8 @@ def ran(
 
     main = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
 
-    spec = {
-        "entrypoint": "main",
-        "templates": [main, template],
-        "volumes": [{"name": "work", "emptyDir": {}}],
-    }
-
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    volumes = [{"name": "work", "emptyDir": {}}]
+    return execute(workflow(main, template, volumes=volumes), {}, LocalCluster(home))
 
 
 def ends(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -96,11 +84,9 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
         ("Container", "Pending", pod.id, "one")
     }
 
-    assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == (
-        "a",
-        [a["id"]],
-        [b["id"], c["id"]],
-    )
+    assert a["displayName"] == "a"
+    assert s.nodes[pod.id]["children"] == [a["id"]]
+    assert a["children"] == [b["id"], c["id"]]
 
     s.advance(2, [PodStarted(pod.id), *(PodStarted(id) for id in pod.containers.values())])
     assert a["phase"] == "Running"
@@ -154,30 +140,19 @@ def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Pa
     status = ran(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
-    assert (pod["message"], pod["outputs"]["parameters"][0]["value"]) == (
-        "main: Error (exit code 1)",
-        ".\n.",
-    )
+    assert pod["message"] == "main: Error (exit code 1)"
+    assert pod["outputs"]["parameters"][0]["value"] == ".\n."
 
 
 @needs_namespaces
 def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path: Path) -> None:
-    spec = {
-        "entrypoint": "main",
-        "templates": [
-            {
-                "name": "main",
-                "activeDeadlineSeconds": 1,
-                "containerSet": {
-                    "containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]
-                },
-            }
-        ],
+    main = {
+        "name": "main",
+        "activeDeadlineSeconds": 1,
+        "containerSet": {"containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]},
     }
 
-    status = execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
-    )
+    status = execute(workflow(main), {}, LocalCluster(tmp_path))
     assert status["message"] == "Pod was active on the node longer than the specified deadline"
 
     nodes = {
@@ -207,10 +182,7 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
         "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]],
     }
     main["steps"][1][0]["arguments"] = arguments
-    spec = {"entrypoint": "main", "templates": [main, template, use]}
-    status = execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
-    )
+    status = execute(workflow(main, template, use), {}, LocalCluster(tmp_path))
     assert [
         n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n
     ] == ["hello"]

@@ -14,6 +14,7 @@ from argolocal.pods.kinds import data, http
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 from tests.argolocal.running import execute
+from tests.builders import workflow
 from tests.http_server import Answer, HttpServer, Request
 from tests.ports import free_port
 
@@ -44,10 +45,12 @@ def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(
     phase, _, outputs = http.send(
         {"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret
     )
-    assert outputs and phase == "Succeeded"
+    assert outputs
+    assert phase == "Succeeded"
     assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
     _, _, outputs = http.send({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
-    assert outputs and json.loads(outputs["result"])["body"] == "hi"
+    assert outputs
+    assert json.loads(outputs["result"])["body"] == "hi"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,8 @@ def test_the_answer_to_a_request_decides_the_phase_of_the_node(
 ) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
     actual_phase, actual_message, _ = http.send(request, secret)
-    assert (actual_phase, actual_message[: len(message)]) == (phase, message)
+    assert actual_phase == phase
+    assert actual_message[: len(message)] == message
 
 
 def test_a_missing_server_or_secret_fails_the_node() -> None:
@@ -89,10 +93,7 @@ def test_a_missing_server_or_secret_fails_the_node() -> None:
 
 
 def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [*templates], **more}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    return execute(workflow(*templates, **more), {}, LocalCluster(home))
 
 
 def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:
@@ -110,7 +111,8 @@ def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Pat
     ]
     status = ran(tmp_path, {"name": "main", "steps": steps}, ask, use)
     node = next(node for node in status["nodes"].values() if node["type"] == "HTTP")
-    assert (status["phase"], node["phase"]) == ("Succeeded", "Succeeded")
+    assert status["phase"] == "Succeeded"
+    assert node["phase"] == "Succeeded"
 
     received = [
         n["inputs"]["parameters"][0]["value"]
@@ -124,7 +126,8 @@ def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Pat
 def test_a_failed_request_is_retried_and_then_fails_the_run(tmp_path: Path) -> None:
     http = {"url": "http://127.0.0.1:9", "timeoutSeconds": 1}
     status = ran(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
-    assert (status["phase"], status["message"]) == ("Failed", "No more retries left")
+    assert status["phase"] == "Failed"
+    assert status["message"] == "No more retries left"
     assert [n["phase"] for n in status["nodes"].values() if n["type"] == "HTTP"] == [
         "Failed",
         "Failed",
@@ -149,14 +152,13 @@ def test_a_data_template_lists_keys_and_transforms_them() -> None:
     phase, _, outputs = data.transform(
         {"source": source, "transformation": steps}, lambda s3: Bucket()
     )
-    assert (
-        outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"}
-        and phase == "Succeeded"
-    )
+    assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"}
+    assert phase == "Succeeded"
     phase, message, _ = data.transform(
         {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
     )
-    assert phase == "Failed" and "error processing data step 0" in message
+    assert phase == "Failed"
+    assert "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
     # the default bucket is not used
@@ -208,7 +210,8 @@ def test_a_missing_bucket_fails_the_node(tmp_path: Path) -> None:
     finally:
         cluster.down()
 
-    assert (status["phase"], status["nodes"]["w"]["outputs"]) == ("Failed", {"exitCode": "64"})
+    assert status["phase"] == "Failed"
+    assert status["nodes"]["w"]["outputs"] == {"exitCode": "64"}
     assert (
         'unable to source artifact paths: the bucket "nobodys" does not exist' in status["message"]
     )
@@ -281,11 +284,9 @@ def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int)
     db["container"]["command"] = ["python", "-c", "raise SystemExit(3)"]
     status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db)
     node = next(node for node in status["nodes"].values() if node["type"] == "Pod")
-    assert (status["phase"], node["phase"], node["message"]) == (
-        "Failed",
-        "Failed",
-        "main: Error (exit code 3)",
-    )
+    assert status["phase"] == "Failed"
+    assert node["phase"] == "Failed"
+    assert node["message"] == "main: Error (exit code 3)"
 
 
 def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:

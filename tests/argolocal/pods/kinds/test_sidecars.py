@@ -13,19 +13,13 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
 from tests.argolocal.running import execute
+from tests.builders import shell, workflow
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
-def shell(source: str, **more: Any) -> dict[str, Any]:
-    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
-
-
 def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}]}
-    return execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home)
-    )
+    return execute(workflow({"name": "main", **template}), {}, LocalCluster(home))
 
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
@@ -102,7 +96,8 @@ def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) ->
 def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -> None:
     init = {"name": "check", **shell("exit 3")}
     status = ran({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
-    assert (status["phase"], status["message"]) == ("Failed", "check: Error (exit code 3)")
+    assert status["phase"] == "Failed"
+    assert status["message"] == "check: Error (exit code 3)"
 
 
 @needs_namespaces
@@ -118,7 +113,8 @@ def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
     main = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
     status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
-    assert (status["phase"], status["message"]) == ("Failed", "side: Error (exit code 7)")
+    assert status["phase"] == "Failed"
+    assert status["message"] == "side: Error (exit code 7)"
 
 
 def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
@@ -141,7 +137,8 @@ def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
 
     assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
     assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [Kill(db.id)]
-    assert (s.status["phase"], s.nodes[db.id]["phase"]) == ("Succeeded", "Succeeded")
+    assert s.status["phase"] == "Succeeded"
+    assert s.nodes[db.id]["phase"] == "Succeeded"
 
 
 def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
@@ -161,9 +158,11 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
     (first,) = s.advance(1)
     (use,) = s.advance(2, [PodStarted(first.id)])
-    assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.table.ids["w.db"]]["daemoned"]
+    assert s.nodes[use.id]["name"] == "w.use"
+    assert s.nodes[s.table.ids["w.db"]]["daemoned"]
     (second,) = s.advance(3, [PodEnded(first.id, "Failed")])
-    assert isinstance(second, Start) and s.nodes[second.id]["name"] == "w.db(1)"
+    assert isinstance(second, Start)
+    assert s.nodes[second.id]["name"] == "w.db(1)"
     assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
     assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [Kill(second.id)]
     assert s.status["phase"] == "Succeeded"
@@ -196,19 +195,12 @@ DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
 
 @needs_namespaces
 def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
-    spec = {
-        "entrypoint": "main",
-        "templates": [
-            {"name": "db", "daemon": True, "container": shell("sleep 600")},
-            {"name": "use", "container": shell("true")},
-            {
-                "name": "main",
-                "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
-            },
-        ],
+    main = {
+        "name": "main",
+        "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
     }
+    db = {"name": "db", "daemon": True, "container": shell("sleep 600")}
+    use = {"name": "use", "container": shell("true")}
 
-    status = execute(
-        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path)
-    )
+    status = execute(workflow(main, db, use), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Succeeded", status

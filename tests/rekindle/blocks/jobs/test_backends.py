@@ -93,15 +93,15 @@ def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator()
     }
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
     worker = jobs["worker"]["template"]["spec"]
-    assert jobs["worker"]["replicas"] == 3 and worker["completions"] == worker["parallelism"] == 1
-    assert (
-        worker["template"]["spec"]["restartPolicy"] == "OnFailure"
-        and worker["backoffLimit"] > 10_000
-    )
+    assert jobs["worker"]["replicas"] == 3
+    assert worker["completions"] == worker["parallelism"] == 1
+    assert worker["template"]["spec"]["restartPolicy"] == "OnFailure"
+    assert worker["backoffLimit"] > 10_000
     lead = jobs["lead"]["template"]["spec"]
     codes = lead["podFailurePolicy"]["rules"][-1]["onExitCodes"]
     assert lead["template"]["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"
-    assert codes["values"] == sorted(codes["values"]) and {137, 143} <= set(codes["values"])
+    assert codes["values"] == sorted(codes["values"])
+    assert {137, 143} <= set(codes["values"])
     (container,) = worker["template"]["spec"]["containers"]
     assert {"name": "MASTER_ADDR", "value": "j-lead-0-0.j"} in container["env"]
 
@@ -109,9 +109,8 @@ def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator()
 def test_with_the_feature_gate_a_lost_worker_is_replaced_without_back_off() -> None:
     manifest = render("jobset", {"restart_job": True})
     (rule,) = manifest["spec"]["failurePolicy"]["rules"]
-    assert rule["action"] == "RestartJobAndIgnoreMaxRestarts" and rule["targetReplicatedJobs"] == [
-        "worker"
-    ]
+    assert rule["action"] == "RestartJobAndIgnoreMaxRestarts"
+    assert rule["targetReplicatedJobs"] == ["worker"]
     assert jobs_of(manifest)["worker"]["template"]["spec"]["backoffLimit"] == 0
 
 
@@ -128,10 +127,8 @@ def test_a_train_job_sets_its_nodes_and_its_runtime_has_all_other_settings() -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_queue_and_its_priority_are_labels_of_the_job(backend: str) -> None:
     labels = render(backend, QUEUED | {"queue_priority": "low"})["metadata"]["labels"]
-    assert (
-        labels["kueue.x-k8s.io/queue-name"] == "train"
-        and labels["kueue.x-k8s.io/priority-class"] == "low"
-    )
+    assert labels["kueue.x-k8s.io/queue-name"] == "train"
+    assert labels["kueue.x-k8s.io/priority-class"] == "low"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

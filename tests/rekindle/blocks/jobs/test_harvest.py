@@ -69,10 +69,8 @@ def test_extra_workers_get_the_address_of_the_coordinator_and_the_secret(backend
 
 def test_extra_workers_have_the_harvest_priority() -> None:
     labels = workers(QUEUED)["metadata"]["labels"]
-    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == (
-        "train",
-        "idle",
-    )
+    assert labels["kueue.x-k8s.io/queue-name"] == "train"
+    assert labels["kueue.x-k8s.io/priority-class"] == "idle"
     assert "priorityClassName" not in workers(QUEUED)["spec"]["template"]["spec"]
     assert (
         workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"]

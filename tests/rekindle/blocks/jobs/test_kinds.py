@@ -5,8 +5,6 @@ import pytest
 
 from rekindle.blocks.jobs.kubeflow import Replica, training_job
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.blocks.volume import CACHE
-from rekindle.cache import folder
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs
 from tests.schema import schema_of, wrong
@@ -31,7 +29,8 @@ def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> Non
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
             security = pod.get("securityContext", {}) | container["securityContext"]
-            assert security["runAsNonRoot"] and security["runAsUser"] > 0
+            assert security["runAsNonRoot"]
+            assert security["runAsUser"] > 0
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -116,9 +115,8 @@ def test_a_retired_kind_of_job_is_rejected_with_the_reason() -> None:
 
 
 def test_workers_look_for_datasets_on_the_mounted_volume() -> None:
-    assert CACHE == folder.CACHE
     worker = pod_specs(kinds(cache="datasets")["PyTorchJob"].manifest)[1]
     (container,) = worker["containers"]
-    path = {each["name"]: each.get("value") for each in container["env"]}[CACHE]
+    path = {each["name"]: each.get("value") for each in container["env"]}["REKINDLE_CACHE"]
     (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == path]
     assert {"name": volume, "persistentVolumeClaim": {"claimName": "datasets"}} in worker["volumes"]

@@ -14,7 +14,7 @@ from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
-from rekindle.training.membership.handshake import VARIABLE
+from rekindle.kubernetes_names import REKINDLE_SECRET
 from rekindle.training.spec import TrainConfig
 
 
@@ -118,7 +118,10 @@ def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() ->
     for replica in job()["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replica["template"]["spec"]["containers"]
         env = {variable["name"]: variable for variable in container["env"]}
-        assert env[VARIABLE] == {"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}}
+        assert env[REKINDLE_SECRET] == {
+            "name": REKINDLE_SECRET,
+            "valueFrom": {"secretKeyRef": reference},
+        }
     # Argo generates it
     assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}
 

@@ -261,7 +261,9 @@ def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(
         load_config(file, [], {})
     beginning, rest = WRONG[setting]
     error = str(caught.value)
-    assert error.startswith(f"{file}: {beginning}") and rest in error and "\n" not in error, error
+    assert error.startswith(f"{file}: {beginning}"), error
+    assert rest in error, error
+    assert "\n" not in error, error
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,9 @@ def test_an_error_in_a_set_option_names_the_option(item: str, words: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path / "c.yaml", SMALL), [item], {})
     error = str(caught.value)
-    assert error.startswith(f"--set {item}") and words in error and "\n" not in error, error
+    assert error.startswith(f"--set {item}"), error
+    assert words in error, error
+    assert "\n" not in error, error
 
 
 def test_a_missing_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:
@@ -323,7 +327,8 @@ def test_only_the_first_errors_of_a_config_are_listed_and_the_rest_counted(tmp_p
             load_config(file, [], {})
         return str(caught.value)
 
-    assert error_of(5000).endswith("and 4,980 more errors.") and error_of(5000).count("\n") == 20
+    assert error_of(5000).endswith("and 4,980 more errors.")
+    assert error_of(5000).count("\n") == 20
     assert calls(lambda: error_of(4000)) < 4.5 * calls(lambda: error_of(1000))
 
 

@@ -72,7 +72,8 @@ def test_a_path_in_a_config_of_another_project_is_relative_to_that_project(
     here = tmp_path_factory.mktemp("here")
     monkeypatch.chdir(here)
     data: Any = load_config(file, ["data.tables.others=[a.csv]"], {}).config.data
-    assert data.tables.prices == folder / "prices.csv" and data.lookup == folder / "lookup.csv"
+    assert data.tables.prices == folder / "prices.csv"
+    assert data.lookup == folder / "lookup.csv"
     assert data.tables.others == [here / "a.csv"], (
         "a value of the command line is relative to the working directory"
     )
@@ -86,7 +87,8 @@ def test_an_existing_file_or_folder_may_lie_in_another_project(
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
     data: Any = load_config(file, [], {}).config.data
     tables = data.tables
-    assert tables.files == [folder / "lookup.csv"] and tables.folder == folder
+    assert tables.files == [folder / "lookup.csv"]
+    assert tables.folder == folder
     with pytest.raises(
         ConfigError,
         match=r"data\.tables\.files\.0 is '.*/prices\.csv': Path does not point to a file",
@@ -110,7 +112,8 @@ def test_a_text_that_is_a_relative_path_of_a_file_is_a_warning_that_names_the_ke
     assert list(relative_paths(config)) == [("data.name", "lookup.csv")]
     check_paths(config)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: data.name is 'lookup.csv'") and "pathlib.Path" in line
+    assert line.startswith("warning: data.name is 'lookup.csv'")
+    assert "pathlib.Path" in line
     for harmless in ("lookup", str(folder / "lookup.csv"), "s3://a/lookup.csv", "x" * 5000):
         assert list(relative_paths(load_config(write({"name": harmless}), [], {}).config)) == []
 

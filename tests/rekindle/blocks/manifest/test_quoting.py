@@ -17,7 +17,7 @@ from rekindle.blocks.jobs.kubeflow import FRAMEWORKS
 from rekindle.blocks.manifest.quoting import CLOSED, TAG, as_word, in_argument, in_json, input_text
 from rekindle.blocks.resource import number, render, text
 from rekindle.blocks.wiring import Value, WiringError
-from tests import rendered
+from tests import builders, rendered
 from tests.rendered import render_kinds
 
 HOSTILE = (
@@ -220,7 +220,8 @@ def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
     condition = substitute(
         as_word("'{{inputs.parameters.x}}' == 'a'"), {"inputs.parameters.x": text}
     )
-    assert condition == "'' == 'a'" and not should_execute(condition)
+    assert condition == "'' == 'a'"
+    assert not should_execute(condition)
 
 
 @pytest.mark.parametrize("key", ["", "a') || 'b", 'a"b', "a.b", "a[0]", "a}}", "a b", "a\\", "a\n"])
@@ -325,11 +326,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
         },
     ]
 
-    workflow = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
+    workflow = builders.workflow(*templates)
 
     assert argolocal.run(workflow).outputs == {"object": hostile, "pod": hostile}
 
@@ -367,11 +364,7 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
         },
     ]
 
-    workflow = {
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": templates},
-    }
+    workflow = builders.workflow(*templates)
 
     expected = {"note": value, "w": [value, 1], "number": "0.5"}
     assert json.loads(argolocal.run(workflow).outputs["json"]) == expected

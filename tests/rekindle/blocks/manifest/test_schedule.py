@@ -38,8 +38,10 @@ def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> Non
     ]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["startingDeadlineSeconds"] == 3600
-    assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 3)
-    assert (spec["schedules"], spec["timezone"]) == (["30 2 * * 0"], "Europe/Paris")
+    assert spec["successfulJobsHistoryLimit"] == 3
+    assert spec["failedJobsHistoryLimit"] == 3
+    assert spec["schedules"] == ["30 2 * * 0"]
+    assert spec["timezone"] == "Europe/Paris"
     assert "schedule" not in spec  # Argo 4 supports only the list
 
 

@@ -82,9 +82,9 @@ def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> No
 
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
-    assert (
-        int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
-    )
+    assert int(retry["limit"]) >= 2
+    assert retry["retryPolicy"] == "Always"
+    assert "expression" not in retry
     # enough time for the controller to observe the new Deployment
     assert retry["backoff"]["duration"] == "2s"
 
@@ -142,7 +142,8 @@ def test_a_server_requests_one_core_per_thread_of_its_processes() -> None:
 def test_a_release_starts_with_the_minimum_of_the_autoscaler() -> None:
     assert deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
     spec = autoscaler("cards", SERVE, "cards-1")["spec"]
-    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
+    assert spec["minReplicas"] == 2
+    assert spec["maxReplicas"] == 4
     assert spec["scaleTargetRef"] == {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -159,12 +160,14 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
 
     spec = autoscaler("cards", ServeConfig.model_validate(values), "cards-1")["spec"]
     cpu, memory, waiting = spec["metrics"]
-    assert (cpu["resource"]["name"], memory["resource"]["name"]) == ("cpu", "memory")
+    assert cpu["resource"]["name"] == "cpu"
+    assert memory["resource"]["name"] == "memory"
     assert memory["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
     assert waiting["pods"]["metric"] == {"name": "rekindle_requests_waiting"}
     assert waiting["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
     down = spec["behavior"]["scaleDown"]
-    assert down["stabilizationWindowSeconds"] == 60 and down["policies"][0]["value"] == 1
+    assert down["stabilizationWindowSeconds"] == 60
+    assert down["policies"][0]["value"] == 1
 
 
 def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> None:
@@ -173,12 +176,12 @@ def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> 
     budget = disruption_budget("cards")["spec"]
     address = service("cards", 9000, "cards-1")["spec"]
     selector = spec["selector"]["matchLabels"]
-    assert selector == address["selector"] and selector.items() <= labels.items()
+    assert selector == address["selector"]
+    assert selector.items() <= labels.items()
     assert budget["selector"]["matchLabels"].items() < selector.items()
     assert selector != service("cards", 9000, "cards-2")["spec"]["selector"]
     assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
     (port,) = address["ports"]
     (container,) = spec["template"]["spec"]["containers"]
-    assert port["port"] == 9000 and container["ports"] == [
-        {"name": port["targetPort"], "containerPort": PORT}
-    ]
+    assert port["port"] == 9000
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": PORT}]

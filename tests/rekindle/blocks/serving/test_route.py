@@ -42,11 +42,9 @@ def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_
 
     ingress = applied(rendered["route"])
 
-    assert (ingress["kind"], ingress["metadata"]["name"], ingress["metadata"]["annotations"]) == (
-        "Ingress",
-        "cards",
-        proxy,
-    )
+    assert ingress["kind"] == "Ingress"
+    assert ingress["metadata"]["name"] == "cards"
+    assert ingress["metadata"]["annotations"] == proxy
 
     assert ingress["spec"]["ingressClassName"] == "nginx"
     assert ingress["spec"]["tls"] == [{"hosts": ["models.example.com"], "secretName": "models-tls"}]
@@ -64,7 +62,8 @@ def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_
 
 def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_service() -> None:
     route = applied(templates(HOST, "serve.gateway=infra/edge")["route"])
-    assert (route["kind"], route["metadata"]["name"]) == ("HTTPRoute", "cards")
+    assert route["kind"] == "HTTPRoute"
+    assert route["metadata"]["name"] == "cards"
     assert route["spec"]["hostnames"] == ["models.example.com"]
     assert route["spec"]["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
     (rule,) = route["spec"]["rules"]
@@ -78,10 +77,8 @@ def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_servic
 @pytest.mark.slow
 def test_the_route_is_applied_only_if_the_new_servers_are_those_of_the_champion() -> None:
     tasks = {task["name"]: task for task in templates(HOST)["switch"]["dag"]["tasks"]}
-    assert (
-        tasks["route"]["depends"] == "service"
-        and tasks["route"]["when"] == tasks["service"]["when"]
-    )
+    assert tasks["route"]["depends"] == "service"
+    assert tasks["route"]["when"] == tasks["service"]["when"]
     assert "route" not in templates()
 
 
@@ -91,10 +88,8 @@ def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> No
     assert "route" not in rendered
     for name in ("share", "unshare"):
         route = applied(rendered[name])
-        assert (route["metadata"]["name"], route["spec"]["hostnames"]) == (
-            "cards",
-            ["models.example.com"],
-        )
+        assert route["metadata"]["name"] == "cards"
+        assert route["spec"]["hostnames"] == ["models.example.com"]
     by_pods = templates(HOST, "serve.gateway=edge", "serve.canary={steps: [50, 100]}")
     assert applied(by_pods["route"])["kind"] == "HTTPRoute"
 
@@ -160,7 +155,8 @@ def test_a_changed_route_is_deployed_also_with_the_same_weights() -> None:
 def test_the_token_in_the_environment_does_not_set_a_key_of_the_config() -> None:
     environment = {"REKINDLE_TOKEN": "own-value", "REKINDLE_SERVE__TOKEN": "true"}
     config = load_config(GOLDEN, environment=environment).config
-    assert config.serve.token and "own-value" not in config.model_dump_json()
+    assert config.serve.token
+    assert "own-value" not in config.model_dump_json()
 
 
 def test_servers_and_verify_get_the_tokens_from_the_secret() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from argolocal.common import causes
 from argolocal.view import summary
 from rekindle.local.cluster import LocalCluster
-from rekindle.training.cost.jobs import job_runs
+from rekindle.training.cost.jobs import list_job_runs
+from tests import builders
 from tests.argolocal.running import execute
 
 FAILED = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
@@ -40,26 +41,22 @@ def workflow(program: str) -> dict[str, Any]:
 
     tasks = [{"name": "trees", "template": "trees"}]
     templates = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "trees", "resource": resource}]
-    spec = {"entrypoint": "main", "templates": templates}
 
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": spec,
-    }
+    return builders.workflow(*templates)
 
 
 def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Path) -> None:
     manifest = workflow("import sys; sys.exit('error: the table has no rows')")
     status = execute(manifest, {}, LocalCluster(tmp_path))
-    (job,) = job_runs(status, manifest)
+    (job,) = list_job_runs(status, manifest)
     (step,) = summary.as_json("w", status)["steps"]
     ((_, reason),) = causes.failed_steps(
         [node for node in status["nodes"].values() if node["type"] == "Pod"]
     )
     for text in (job.message, step["message"], reason):
-        assert "trees-master-0 ended with code 1" in text and "the table has no rows" in text
-        assert "condition" not in text and "status." not in text
+        assert "trees-master-0 ended with code 1" in text
+        assert "the table has no rows" in text
+        assert "condition" not in text
+        assert "status." not in text
     text = summary.failure("w", status, "error: the table has no rows\n", None, "resume")
     assert "cause   the table has no rows\n" in text

@@ -109,9 +109,8 @@ def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(
     assert [read_log(controllers, f"js-worker-0-{index}") for index in range(2)] == [
         f"{i} {address}\n" for i in range(2)
     ]
-    assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status[
-        "restarts"
-    ] == 0
+    assert [entry["type"] for entry in status["conditions"]] == ["Completed"]
+    assert status["restarts"] == 0
     # the workers of the JobSet have ended
     wait(controllers, lambda _: "js" not in sets(controllers).jobs)
 
@@ -139,7 +138,8 @@ def test_a_lost_worker_restarts_and_no_other_pod_does(
     lead, first, second = (pid(controllers, name) for name in names)
     os.kill(first, signal.SIGKILL)
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first))
-    assert (pid(controllers, "js-lead-0-0"), pid(controllers, "js-worker-1-0")) == (lead, second)
+    assert pid(controllers, "js-lead-0-0") == lead
+    assert pid(controllers, "js-worker-1-0") == second
 
 
 @pytest.mark.parametrize("code, ends", [(78, "Failed"), (143, "")])
@@ -170,7 +170,8 @@ def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
         job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2})
     )
     status = wait(controllers, lambda status: status.get("terminalState") == "Failed")
-    assert status["restarts"] == 2 and status["conditions"][0]["reason"] == "ReachedMaxRestarts"
+    assert status["restarts"] == 2
+    assert status["conditions"][0]["reason"] == "ReachedMaxRestarts"
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])

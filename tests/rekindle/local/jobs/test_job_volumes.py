@@ -12,6 +12,7 @@ from argolocal.pods import filesystem
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import TrainingJobs
 from tests.argolocal.running import execute
+from tests.builders import workflow
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 CLAIM = {
@@ -76,16 +77,10 @@ def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
         {"name": "read", "container": container},
     ]
 
-    spec = {"entrypoint": "main", "templates": templates, "volumes": [CLAIM_VOLUME], **more}
     cluster = LocalCluster(home)
     cluster.keep([CLAIM, CONFIG])
 
-    manifest = {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": spec,
-    }
+    manifest = workflow(*templates, volumes=[CLAIM_VOLUME], **more)
 
     return execute(manifest, {}, cluster)
 
@@ -107,9 +102,8 @@ def test_a_job_whose_secret_is_missing_fails_and_names_the_secret(tmp_path: Path
     env = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}
     status = run(tmp_path, job("true", env=(env,)), onExit="read")
     messages = " ".join(node.get("message", "") for node in status["nodes"].values())
-    assert status["phase"] == "Failed" and "'none'" in str(
-        LocalCluster(tmp_path).kinds and messages + _job(tmp_path)
-    )
+    assert status["phase"] == "Failed"
+    assert "'none'" in str(LocalCluster(tmp_path).kinds and messages + _job(tmp_path))
     assert "w.onExit" in {node["name"] for node in status["nodes"].values()}
 
 

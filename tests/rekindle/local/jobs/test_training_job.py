@@ -162,7 +162,8 @@ def test_replicas_find_each_other_by_the_operators_variables(run: Any, kind: str
     assert evaluate(kind, status) is True
     reasons = [(kind_, f"{kind}{kind_}") for kind_ in ("Created", "Running", "Succeeded")]
     assert [(type_, reason) for type_, _, reason in conditions(status)] == reasons
-    assert conditions(status)[1][1] == "False" and status["completionTime"] >= status["startTime"]
+    assert conditions(status)[1][1] == "False"
+    assert status["completionTime"] >= status["startTime"]
 
 
 def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) -> None:
@@ -207,7 +208,8 @@ def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
         worker["command"] = ["sh", "-c"]
         worker["args"] = ["sleep 60"]
     _, status = run(obj)
-    assert evaluate(kind, status) is False and status["completionTime"]
+    assert evaluate(kind, status) is False
+    assert status["completionTime"]
     assert conditions(status)[-1] == ("Failed", "True", f"{kind}Failed")
     assert status["conditions"][-1]["message"].endswith("no such column")
 
@@ -239,7 +241,8 @@ def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
     _, status = run(
         obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed")
     )
-    assert evaluate("TFJob", status) is None and not is_finished(status)
+    assert evaluate("TFJob", status) is None
+    assert not is_finished(status)
 
 
 @pytest.mark.slow

@@ -151,7 +151,8 @@ def test_a_target_that_is_not_a_path_of_ascii_characters_is_an_invalid_uri(
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode("latin-1"))
         answer = b"".join(iter(lambda: connection.recv(10_000), b""))
-    assert answer.startswith(b"HTTP/1.1 400 ") and b"InvalidURI" in answer
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"InvalidURI" in answer
 
 
 def test_a_key_of_more_than_1024_bytes_is_too_long_in_every_operation(endpoint: Endpoint) -> None:
@@ -174,7 +175,9 @@ def test_a_key_of_more_than_1024_bytes_is_too_long_in_every_operation(endpoint: 
         f"<Delete><Object><Key>{long}</Key></Object><Object><Key>b</Key></Object></Delete>".encode()
     )
     status, _, body = send(endpoint, "POST", "/data?delete", request, with_md5(request))
-    assert (status, texts(body, "Code"), body.count(b"<Deleted>")) == (200, ["KeyTooLongError"], 1)
+    assert status == 200
+    assert texts(body, "Code") == ["KeyTooLongError"]
+    assert body.count(b"<Deleted>") == 1
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,8 @@ def test_a_part_number_outside_of_1_to_10000_is_refused(endpoint: Endpoint, numb
     status, error, body = send(
         endpoint, "PUT", f"/data/target?partNumber={number}&uploadId={upload}", b"x"
     )
-    assert (status, error) == (400, "InvalidArgument")
+    assert status == 400
+    assert error == "InvalidArgument"
     assert texts(body, "Message") == [
         "Part number must be an integer between 1 and 10000, inclusive"
     ]
@@ -273,7 +277,8 @@ def test_the_parts_1_and_10000_make_an_object(endpoint: Endpoint) -> None:
     ]
     first = client.list_parts(**upload, MaxParts=1)
     rest = client.list_parts(**upload, PartNumberMarker=first["NextPartNumberMarker"])
-    assert first["IsTruncated"] and [part["PartNumber"] for part in rest["Parts"]] == [10_000]
+    assert first["IsTruncated"]
+    assert [part["PartNumber"] for part in rest["Parts"]] == [10_000]
     completed = {"MultipartUpload": {"Parts": parts}}
 
     with pytest.raises(ClientError, match="x-amz-mp-object-size is 4"):
@@ -354,7 +359,8 @@ def test_only_the_six_documented_headers_can_be_overridden(
     status, headers, body = presigned(
         endpoint, version, {f"response-{name}": f"x-{name}" for name in names}
     )
-    assert (status, body) == (200, b"0123456789")
+    assert status == 200
+    assert body == b"0123456789"
     assert [headers[name] for name in names] == [f"x-{name}" for name in names]
 
     others = [
@@ -369,7 +375,9 @@ def test_only_the_six_documented_headers_can_be_overridden(
     status, headers, body = presigned(
         endpoint, version, {f"response-{name}": "1" for name in others}
     )
-    assert (status, body, headers["content-length"]) == (200, b"0123456789", "10")
+    assert status == 200
+    assert body == b"0123456789"
+    assert headers["content-length"] == "10"
     assert not {"set-cookie", "location", "x"} & {name.lower() for name in headers}
 
 
@@ -382,7 +390,8 @@ def test_a_value_that_is_no_text_of_a_header_cannot_override_one(
     endpoint: Endpoint, version: str, value: str
 ) -> None:
     status, headers, body = presigned(endpoint, version, {"response-content-disposition": value})
-    assert (status, headers["set-cookie"]) == (400, None)
+    assert status == 400
+    assert headers["set-cookie"] is None
     assert b"<Code>InvalidArgument</Code>" in body
     ElementTree.fromstring(body)
 
@@ -479,10 +488,8 @@ def test_conditions_protect_an_object_from_deletion(endpoint: Endpoint) -> None:
     objects = "".join(f"<Object><Key>{key}</Key>{condition}</Object>" for key, condition in listed)
     request = f"<Delete>{objects}</Delete>".encode()
     status, _, body = send(endpoint, "POST", "/data?delete", request, with_md5(request))
-    assert (status, texts(body, "Code")) == (
-        200,
-        ["PreconditionFailed", "NoSuchVersion", "NotImplemented"],
-    )
+    assert status == 200
+    assert texts(body, "Code") == ["PreconditionFailed", "NoSuchVersion", "NotImplemented"]
     assert code(endpoint, "DELETE", "/data/kept", If_Match=etag) == (204, "")
     assert code(endpoint, "GET", "/data/kept") == (404, "NoSuchKey")
 
@@ -591,13 +598,12 @@ def test_an_invalid_parameter_of_a_listing_is_refused(endpoint: Endpoint, query:
 
 def test_a_listing_states_how_many_keys_a_page_may_have(endpoint: Endpoint) -> None:
     _, _, none = send(endpoint, "GET", "/data?list-type=2&max-keys=0")
-    assert (texts(none, "MaxKeys"), texts(none, "IsTruncated"), texts(none, "Key")) == (
-        ["0"],
-        ["false"],
-        [],
-    )
+    assert texts(none, "MaxKeys") == ["0"]
+    assert texts(none, "IsTruncated") == ["false"]
+    assert texts(none, "Key") == []
     _, _, many = send(endpoint, "GET", "/data?list-type=2&max-keys=5000&start-after=a%20b")
-    assert (texts(many, "MaxKeys"), texts(many, "StartAfter")) == (["1000"], ["a b"])
+    assert texts(many, "MaxKeys") == ["1000"]
+    assert texts(many, "StartAfter") == ["a b"]
     assert code(endpoint, "GET", "/data?list-type=1") == (400, "InvalidArgument")
 
 
@@ -607,7 +613,8 @@ def test_a_listing_states_how_many_keys_a_page_may_have(endpoint: Endpoint) -> N
 )
 def test_a_range_may_end_after_the_object(endpoint: Endpoint, value: str, expected: bytes) -> None:
     status, _, body = send(endpoint, "GET", "/data/a", headers={"Range": f"bytes={value}"})
-    assert (status, body) == (206, expected)
+    assert status == 206
+    assert body == expected
 
 
 @pytest.mark.parametrize(
@@ -624,7 +631,8 @@ def test_a_range_may_end_after_the_object(endpoint: Endpoint, value: str, expect
 )
 def test_an_invalid_range_is_ignored(endpoint: Endpoint, value: str) -> None:
     status, _, body = send(endpoint, "GET", "/data/a", headers={"Range": value})
-    assert (status, body) == (200, b"0123456789")
+    assert status == 200
+    assert body == b"0123456789"
 
 
 @pytest.mark.parametrize("value", ["bytes=10-", "bytes=-0", "bytes=99-100"])
@@ -705,7 +713,8 @@ def test_a_chunked_body_that_is_not_exactly_as_declared_is_refused(endpoint: End
 def test_a_write_without_a_length_writes_nothing(endpoint: Endpoint) -> None:
     headers = endpoint.signed("PUT", "/data/a", {})
     status, body = endpoint.send("PUT", "/data/a", headers)
-    assert (status, texts(body, "Code")) == (411, ["MissingContentLength"])
+    assert status == 411
+    assert texts(body, "Code") == ["MissingContentLength"]
     assert code(endpoint, "GET", "/data/a") == (200, "")
 
 
@@ -717,7 +726,8 @@ def test_a_request_states_the_sha256_of_its_body_or_that_it_is_unsigned(
         "PUT", "/data/b", {"Content-Length": "1", "x-amz-content-sha256": payload}, payload
     )
     status, body = endpoint.send("PUT", "/data/b", headers, b"x")
-    assert (status, texts(body, "Code")) == (400, ["InvalidArgument"])
+    assert status == 400
+    assert texts(body, "Code") == ["InvalidArgument"]
 
 
 def test_metadata_has_at_most_2_kb(endpoint: Endpoint) -> None:
@@ -835,7 +845,8 @@ def test_a_bucket_in_the_host_creates_no_bucket(endpoint: Endpoint, host: str) -
     request = AWSRequest("PUT", f"http://{host}/object", headers={"Host": host})
     signer.add_auth(request)
     status, answer = endpoint.send("PUT", "/object", dict(request.headers.items()))
-    assert (status, b"use the path style" in answer) == (501, True)
+    assert status == 501
+    assert b"use the path style" in answer
     assert code(endpoint, "HEAD", "/object")[0] == 404
 
 
@@ -879,6 +890,8 @@ def test_a_url_that_is_signed_for_another_service_is_refused(
     client = endpoint.connect(signature_version="s3v4")
     url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})
     path = url.removeprefix(endpoint.url)
-    assert endpoint.send("GET", path, {})[0] == 200 and change[0] in path
+    assert endpoint.send("GET", path, {})[0] == 200
+    assert change[0] in path
     status, answer = endpoint.send("GET", path.replace(*change), {})
-    assert (status, b"AuthorizationQueryParametersError" in answer) == (400, True)
+    assert status == 400
+    assert b"AuthorizationQueryParametersError" in answer

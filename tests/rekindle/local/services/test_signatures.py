@@ -296,7 +296,8 @@ def test_a_body_after_an_invalid_header_line_is_never_read_as_a_request(
             while data := connection.recv(10_000):
                 answer += data
 
-    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 400 "), answer
+    assert answer.count(b"HTTP/1.1 ") == 1, answer
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert (
         code(*endpoint.send("GET", "/data/smuggled", endpoint.signed("GET", "/data/smuggled", {})))[
             0
@@ -350,4 +351,5 @@ def test_a_body_of_chunks_is_never_read_as_another_request(endpoint: Endpoint, f
         with contextlib.suppress(ConnectionResetError):
             while block := client.recv(1 << 16):
                 answer += block
-    assert b" 411 " in answer.splitlines()[0] and answer.count(b"HTTP/1.1") == 1
+    assert b" 411 " in answer.splitlines()[0]
+    assert answer.count(b"HTTP/1.1") == 1

@@ -21,6 +21,7 @@ from rekindle.local.services.services import Services
 from rekindle.local.services.stored_files import StoredFiles
 from rekindle.operations.plan import releases
 from rekindle.operations.plan.forecast import Forecast, Row, Sources, forecast
+from rekindle.operations.plan.tasks import RUNS, Tree
 from rekindle.storage import Store
 from rekindle.view.plan import as_json, text
 from tests.commands import ROOT
@@ -88,10 +89,11 @@ def record_run(
     name: str,
     nodes: Mapping[str, tuple[float, float]],
     phase: str = "Succeeded",
+    parameters: Mapping[str, str] | None = None,
 ) -> None:
     """Write the journal of a run whose successful nodes (by path) have a start and an end, in
     seconds."""
-    workflow = read.workflow(manifest, {})
+    workflow = read.workflow(manifest, parameters or {})
     workflow["metadata"]["name"] = name
     files = RunFiles(home, name)
     files.create(workflow)
@@ -191,17 +193,20 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     # like the cost of a run, the cost of a training begins with its ledger, which has 91 of 100
     # seconds
     assert row.usage.cpu_seconds == pytest.approx(row.requests["cpu"] * 91)
-    assert (same.seconds, same.runs, same.note) == (pytest.approx(100), 3, "")
+    assert same.seconds == pytest.approx(100)
+    assert same.runs == 3
+    assert same.note == ""
     assert plan("train.epochs=24")["train"].time.seconds == pytest.approx(10 + 180)
     assert plan("train.steps=90")["train"].time.seconds == pytest.approx(10 + 45)
     # the samples of an epoch are the same, in half as many steps that take twice as long
     assert plan("train.batch_size=32")["train"].time.seconds == pytest.approx(100)
     times = plan("train.seed=5")["prepare"].time
-    assert (times.seconds, times.low, times.high) == (11, 10, 12)
+    assert times.seconds == 11
+    assert times.low == 10
+    assert times.high == 12
     total = forecast(sources, digits("train.epochs=24"), {}).unconditional_total
-    assert total.critical_path[:2] == ["prepare", "train"] and total.seconds == pytest.approx(
-        11 + 190
-    )
+    assert total.critical_path[:2] == ["prepare", "train"]
+    assert total.seconds == pytest.approx(11 + 190)
     assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
@@ -216,7 +221,30 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
         rows(forecast(Sources(tmp_path, None), manifest, parameters))["prepare"].reason.text
         for parameters in ({}, {"scheduled-time": "2024-03-25T03:00:00Z"})
     )
-    assert "compares its data" in scheduled and "compares its data" not in by_hand
+    assert "compares its data" in scheduled
+    assert "compares its data" not in by_hand
+
+
+@pytest.mark.parametrize(
+    "cached", ["[]", "{", '{"train": {"at": ["x"]}}', '{"train": "", "prepare": {}}']
+)
+def test_a_malformed_former_run_is_passed_over_with_a_note(
+    tmp_path: Path, s3: Store, cached: str
+) -> None:
+    record_run(tmp_path, digits(), "digits-good", {"train": (0, 60)})
+    parameters = {"cached": cached}
+    record_run(tmp_path, digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
+    plan = forecast(Sources(tmp_path, None), digits(), {})
+    assert rows(plan)["train"].time.runs == 1
+    assert plan.former_runs == ["digits-good"]
+    (note,) = plan.notes
+    assert note.startswith("the run digits-bad is not compared: ")
+    assert "`cached`" in note
+
+
+def test_a_row_of_the_user_s_own_parameter_is_not_a_cached_task(tmp_path: Path) -> None:
+    tree = Tree(digits(), '{"prepare": "x", "train": 1}')
+    assert {leaf.status for leaf in tree.leaves() if leaf.name in ("prepare", "train")} == {RUNS}
 
 
 @pytest.mark.slow
@@ -251,12 +279,11 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
         "nvidia.com/gpu": 6,
     }
 
-    assert (
-        by_name["[2].server"].requests["cpu"] == 12
-        and by_name["[2].server"].pods[-1].queue == "research"
-    )
+    assert by_name["[2].server"].requests["cpu"] == 12
+    assert by_name["[2].server"].pods[-1].queue == "research"
     assert by_name["[1].each"].usage.gpu_seconds == 6 * 7
-    assert (plan.unconditional_total.seconds, plan.total.seconds) == (5 + 7 + 10, 5 + 25 + 10)
+    assert plan.unconditional_total.seconds == 5 + 7 + 10
+    assert plan.total.seconds == 5 + 25 + 10
     assert plan.peak["nvidia.com/gpu"] == 8, (
         "the loop and the conditional step run at the same time"
     )
@@ -264,9 +291,9 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
         rows(forecast(Sources(tmp_path, None), plain("slow"), {}))["[1].slow"].time.seconds is None
     )
     shown = text(plan)
-    assert (
-        "2 min" not in shown and "[1].slow" not in shown and "if all conditional tasks run" in shown
-    )
+    assert "2 min" not in shown
+    assert "[1].slow" not in shown
+    assert "if all conditional tasks run" in shown
     assert as_json(plan)["former_runs"] == ["plain-a"]
 
 
@@ -290,14 +317,14 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
     assert not any(".next." in name for name in by_name)
     assert by_name[f"{promote}.canary.next"].time.seconds == 90
     again = by_name[f"{promote}.next"]
-    assert (again.status, again.time.seconds, again.requests) == ("conditional", None, {})
+    assert again.status == "conditional"
+    assert again.time.seconds is None
+    assert again.requests == {}
     assert again.reason.text == f"depends on verdict of {promote}.evaluate-again; repeats {promote}"
     (flip,) = read.documents(FLIP)
     _, child = forecast(Sources(tmp_path, None), flip, {}).rows
-    assert (child.task, child.reason.text) == (
-        "[1].tails",
-        "depends on result of [0].flip; repeats main",
-    )
+    assert child.task == "[1].tails"
+    assert child.reason.text == "depends on result of [0].flip; repeats main"
 
 
 @pytest.mark.fast_cases(1)
@@ -316,7 +343,8 @@ def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(
 def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> None:
     record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
     plan = forecast(Sources(tmp_path, None), plain(), {})
-    assert plan.former_runs == [] and "time       unknown" in text(plan)
+    assert plan.former_runs == []
+    assert "time       unknown" in text(plan)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +357,8 @@ def test_a_run_counts_as_a_former_run_after_its_end(
     record_run(tmp_path, plain(), "plain-b", {"[0].fetch": (0, 7)}, phase)
     os.utime(tmp_path / "runs/plain-a/manifest.yaml", (0, 0))
     plan = forecast(Sources(tmp_path, None), plain(), {})
-    assert plan.former_runs == names and rows(plan)["[0].fetch"].time.seconds == (
-        5 if phase == "Running" else 6
-    )
+    assert plan.former_runs == names
+    assert rows(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
 
 
 def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
@@ -374,7 +401,8 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", running)
 
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
-    assert rows(plan)["[0].fetch"].time.seconds == 60 and plan.former_runs == ["plain-x"]
+    assert rows(plan)["[0].fetch"].time.seconds == 60
+    assert plan.former_runs == ["plain-x"]
     assert (
         "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)"
         in plan.shortages
@@ -449,7 +477,8 @@ def test_archived_runs_count_if_the_argo_server_is_known(
     assert forecast(Sources(Path("none"), cluster), plain(), {}).former_runs == []
     monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
     plan = forecast(Sources(Path("none"), cluster), plain(), {})
-    assert plan.former_runs == ["plain-old"] and rows(plan)["[0].fetch"].time.seconds == 30
+    assert plan.former_runs == ["plain-old"]
+    assert rows(plan)["[0].fetch"].time.seconds == 30
 
 
 def test_a_plan_names_the_objects_of_a_cluster_that_it_may_not_read(
@@ -489,7 +518,8 @@ def test_files_and_server_of_the_embedded_store_list_the_same_objects(
     assert [(e.key, e.size, e.etag) for e in read_items] == [
         (e.key, e.size, e.etag) for e in listed
     ]
-    assert files.get("plan/a/b") == b"123" and files.head("plan/a/x") is None
+    assert files.get("plan/a/b") == b"123"
+    assert files.head("plan/a/x") is None
     with pytest.raises(StorageError, match="plan/a/x does not exist"):
         files.get("plan/a/x")
 
@@ -509,8 +539,13 @@ def test_prices_of_the_project_give_the_cost_of_each_task(
     monkeypatch.setenv(project.PATH, str(tmp_path))
     plan = forecast(Sources(tmp_path / "home", None), plain(), {})
     assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
-    assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5) and plan.currency == "EUR"
-    assert plan.unconditional_cost == pytest.approx(plan.usage.cost) and "117.00 EUR" in text(plan)
-    assert "COST" in text(plan) and "22.50" in text(plan)
+    assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5)
+    assert plan.currency == "EUR"
+    assert plan.unconditional_cost == pytest.approx(plan.usage.cost)
+    assert "117.00 EUR" in text(plan)
+    assert "COST" in text(plan)
+    assert "22.50" in text(plan)
     unknown = text(forecast(Sources(tmp_path / "empty", None), plain(), {}))
-    assert "total      unknown" in unknown and "EUR" not in unknown and unknown.count("unknown") > 4
+    assert "total      unknown" in unknown
+    assert "EUR" not in unknown
+    assert unknown.count("unknown") > 4

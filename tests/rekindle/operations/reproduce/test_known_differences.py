@@ -103,13 +103,11 @@ def test_a_commit_is_checked_out_without_a_trace_in_the_repository(
 ) -> None:
     before = sorted(str(path) for path in repository.rglob("*"))
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
-    assert (
-        folder == tmp_path / "checkout/shop" and (folder / "data/sales.csv").read_text() == "1,2\n"
-    )
+    assert folder == tmp_path / "checkout/shop"
+    assert (folder / "data/sales.csv").read_text() == "1,2\n"
     assert sorted(str(path) for path in repository.rglob("*")) == before
-    assert git(repository, "worktree", "list").count("\n") == 1 and not git(
-        repository, "status", "--short"
-    )
+    assert git(repository, "worktree", "list").count("\n") == 1
+    assert not git(repository, "status", "--short")
 
 
 def test_an_unchanged_project_has_no_findings(
@@ -166,7 +164,8 @@ def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(
     )
     commit = Commit(origin, "")
     [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
-    assert finding.fatal and "single, steps.extra, steps.shop: " in finding.text
+    assert finding.fatal
+    assert "single, steps.extra, steps.shop: " in finding.text
 
 
 def test_another_environment_is_reported(
@@ -181,11 +180,9 @@ def test_another_environment_is_reported(
     found = {finding.subject: finding.text for finding in environment_findings(origin)}
     assert found.keys() == {"python", "lock", "packages", "image"}
 
-    assert (
-        "3.9.1" in found["python"]
-        and "torch 1.0.0 → " in found["packages"]
-        and "registry/shop:1" in found["image"]
-    )
+    assert "3.9.1" in found["python"]
+    assert "torch 1.0.0 → " in found["packages"]
+    assert "registry/shop:1" in found["image"]
 
 
 def test_changed_data_is_an_error_with_both_digests(
@@ -197,14 +194,19 @@ def test_changed_data_is_an_error_with_both_digests(
     wanted = origin.provenance["source_digest"]
     raw.write_text("1,2\n3,5\n")
     [finding] = Data(origin, "", tmp_path).findings()
-    assert finding.fatal and wanted in finding.text and key.data_digest(str(raw)) in finding.text
+    assert finding.fatal
+    assert wanted in finding.text
+    assert key.data_digest(str(raw)) in finding.text
     raw.unlink()
     [finding] = Data(origin, "", tmp_path).findings()
-    assert finding.fatal and "does not exist" in finding.text and wanted in finding.text
+    assert finding.fatal
+    assert "does not exist" in finding.text
+    assert wanted in finding.text
     moved = tmp_path / "moved.csv"
     moved.write_text("1,2\n3,4\n")
     data = Data(origin, str(moved), tmp_path)
-    assert not [*data.findings()] and data.source == str(moved)
+    assert not [*data.findings()]
+    assert data.source == str(moved)
     assert Data(origin, str(moved), tmp_path / "checkout").description == str(moved)
 
 
@@ -226,9 +228,8 @@ def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
         f.fatal and origin.provenance["source_digest"] in f.text
         for f in (changed, deleted, unknown)
     )
-    assert "its digest is" in changed.text and all(
-        "does not exist" in f.text for f in (deleted, unknown)
-    )
+    assert "its digest is" in changed.text
+    assert all("does not exist" in f.text for f in (deleted, unknown))
 
 
 def test_data_in_the_repository_is_read_from_the_commit(
@@ -238,7 +239,8 @@ def test_data_in_the_repository_is_read_from_the_commit(
     (repository / "shop/data/sales.csv").write_text("changed")
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     data = Data(origin, "", folder)
-    assert not [*data.findings()] and data.source == str(folder / "data/sales.csv")
+    assert not [*data.findings()]
+    assert data.source == str(folder / "data/sales.csv")
     assert data.description == "data/sales.csv of the commit"
 
 
@@ -250,7 +252,8 @@ def test_data_that_steps_cannot_access_is_an_error(
     origin = make_origin(provenance={"source_digest": key.data_digest(str(data))})
     monkeypatch.setattr(known_differences, "POD_PRIVATE", tmp_path)
     [finding] = Data(origin, str(data), tmp_path / "checkout").findings()
-    assert finding.fatal and "each step has its own /tmp" in finding.text
+    assert finding.fatal
+    assert "each step has its own /tmp" in finding.text
 
 
 @pytest.mark.slow
@@ -264,9 +267,8 @@ def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> No
     }
     model = {"workload": "steps.shop", "model": {}, "train": {"threads": 1}, "fingerprint": facts}
     found = list(machine_findings(make_origin(model=model)))
-    assert {finding.subject for finding in found} == {"torch", "instruction set"} and all(
-        each.fatal for each in found
-    )
+    assert {finding.subject for finding in found} == {"torch", "instruction set"}
+    assert all(each.fatal for each in found)
 
 
 @pytest.mark.parametrize("reads_time", [True, False])
@@ -319,10 +321,8 @@ def test_unknown_values_of_suspended_steps_are_named_before_the_training() -> No
     assert {name: finding.fatal for name, finding in found.items()} == {
         **{"reviewer": True, "limit": False, "address": False},
     }
-    assert (
-        "ask-reviewer is not recorded" in found["reviewer"].text
-        and "-p reviewer=VALUE" in found["reviewer"].text
-    )
+    assert "ask-reviewer is not recorded" in found["reviewer"].text
+    assert "-p reviewer=VALUE" in found["reviewer"].text
     assert "its default '5' is used" in found["limit"].text
     values = {"reviewer": "ann", "limit": "6"}
     assert [*suspended_findings(manifest, {}, values, {"address": "b"})] == []
@@ -346,7 +346,9 @@ def test_a_training_may_start_from_another_training_of_its_run(
     starts = ("releases/base/1f", "shop-4k2xp/train-base/model")
     origins = [make_origin(model={"start": start}, run={"champion": ""}) for start in starts]
     [missing_release], from_run = ([*Inputs(origin, s3, "").findings()] for origin in origins)
-    assert missing_release.fatal and "releases/base/1f" in missing_release.text and not from_run
+    assert missing_release.fatal
+    assert "releases/base/1f" in missing_release.text
+    assert not from_run
 
 
 def test_only_the_released_trial_of_a_sweep_is_trained(make_origin: Callable[..., Origin]) -> None:

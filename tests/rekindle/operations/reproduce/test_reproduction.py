@@ -108,9 +108,12 @@ def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda _: reproduce(clone), range(2)))
     for code, result, errors in results:
-        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+        assert code == 0, errors
+        assert result["equal"] is True, errors
+        assert result["findings"] == [], errors
         assert result["model_sha256"] == result["release_sha256"]
-    assert registered(clone) == before and not clone("git status --short").stdout
+    assert registered(clone) == before
+    assert not clone("git status --short").stdout
     until("the removal of the folder", lambda: not leftovers(clone))
 
 
@@ -122,10 +125,12 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
     data = (clone.folder / "data/power.csv").read_text()
     (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
     code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
-    assert code == 2 and [(each["subject"], each["fatal"]) for each in result["findings"]] == [
-        ("data", True)
-    ], errors
-    assert result["equal"] is None and "add --ignore-errors" in errors
+    assert code == 2, errors
+    assert [(each["subject"], each["fatal"]) for each in result["findings"]] == [("data", True)], (
+        errors
+    )
+    assert result["equal"] is None
+    assert "add --ignore-errors" in errors
 
     step = clone.folder / "steps/shop.py"
     text = step.read_text()
@@ -134,15 +139,14 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
 
     try:
         code, result, errors = reproduce(clone, "--commit HEAD --check")
-        assert code == 2 and ("code", True) in [
-            (each["subject"], each["fatal"]) for each in result["findings"]
-        ]
+        assert code == 2
+        assert ("code", True) in [(each["subject"], each["fatal"]) for each in result["findings"]]
         assert "steps.shop" in errors
         code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
-        assert (
-            code == 3
-            and "the first recorded step with another loss is step 1:" in result["difference"]
-        ), errors
+        assert code == 3, errors
+        assert "the first recorded step with another loss is step 1:" in result["difference"], (
+            errors
+        )
     finally:
         clone("git reset -q --hard HEAD^")
 
@@ -167,7 +171,8 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
     process.stderr.close()
     until("the removal of the folder", lambda: not leftovers(clone))
     until("the end of the processes", lambda: not any(map(running, homes)))
-    assert registered(clone) == before and not clone("git status --short").stdout
+    assert registered(clone) == before
+    assert not clone("git status --short").stdout
     assert clone("git worktree prune -n -v && git worktree list").stdout.count("\n") == 1
     assert reproduce(clone)[0] == 0
 
@@ -200,22 +205,27 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         move(typed, tmp_path / "clone")
         typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
         code, result, errors = reproduce(typed)
-        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+        assert code == 0, errors
+        assert result["equal"] is True, errors
+        assert result["findings"] == [], errors
 
         shutil.rmtree(Path(typed.environ["REKINDLE_HOME"], "runs"))
         code, result, errors = reproduce(typed, "--check")
-        assert (
-            code == 2
-            and 'the value "reviewer" of the suspended step approval is not recorded' in errors
-        ), errors
+        assert code == 2, errors
+        assert 'the value "reviewer" of the suspended step approval is not recorded' in errors, (
+            errors
+        )
         code, result, errors = reproduce(typed, "-p reviewer=ann")
-        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+        assert code == 0, errors
+        assert result["equal"] is True, errors
+        assert result["findings"] == [], errors
 
         data = typed.folder / "data/power.csv"
         data.write_text(f"{data.read_text()[:-2]}{(int(data.read_text()[-2]) + 1) % 10}\n")
         typed("rekindle put data s3://rekindle/raw")
         code, result, errors = reproduce(typed, "-p reviewer=ann")
-        assert code == 2 and [each["subject"] for each in result["findings"]] == ["data"], errors
+        assert code == 2, errors
+        assert [each["subject"] for each in result["findings"]] == ["data"], errors
 
 
 @pytest.mark.slow
@@ -225,7 +235,9 @@ def test_only_the_released_trial_of_a_sweep_is_trained_again(tmp_path: Path) -> 
         release(typed, "sweep")
         move(typed, tmp_path / "clone")
         code, result, errors = reproduce(typed, model="sweep")
-        assert (code, result["equal"], result["findings"]) == (0, True, []), errors
+        assert code == 0, errors
+        assert result["equal"] is True, errors
+        assert result["findings"] == [], errors
 
 
 def edit(file: Path, old: str, new: str) -> None:

@@ -205,7 +205,8 @@ def test_nothing_that_is_needed_is_removed(
         if not release.marked and (
             release.needed or is_resumable or keep is None or len(newer) < keep
         ):
-            assert key in world.releases and release.prefix in world.files
+            assert key in world.releases
+            assert release.prefix in world.files
             assert release.run not in before.runs or release.run in world.runs, (
                 "the record of a release's run"
             )
@@ -243,14 +244,13 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next(
     for _ in world.apply(world.decide(limits)):
         pass
 
-    assert (other.runs, other.releases, other.files, other.entries, other.artifacts) == (
-        world.runs,
-        world.releases,
-        world.files,
-        world.entries,
-        world.artifacts,
-    )
+    assert other.runs == world.runs
+    assert other.releases == world.releases
+    assert other.files == world.files
+    assert other.entries == world.entries
+    assert other.artifacts == world.artifacts
 
     again = world.decide(limits)
-    assert not again.releases and not again.entries
+    assert not again.releases
+    assert not again.entries
     assert all(item.kept_tasks for item in again.runs), "only runs whose artifacts are still needed"

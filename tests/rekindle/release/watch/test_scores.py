@@ -11,7 +11,9 @@ def test_numbers_are_counted_in_predictions_of_every_form() -> None:
     assert list(numbers(digit)) == list(zip(names, [7.0, 0.25, 0.75, 1.0], strict=True))
     assert list(numbers(-3.5)) == [("prediction", -3.5)]
     (_, length), (name, hashed) = numbers("cat")
-    assert (length, name) == (3.0, "prediction.hash") and 0 <= hashed < 1
+    assert length == 3.0
+    assert name == "prediction.hash"
+    assert 0 <= hashed < 1
     assert list(numbers(None)) == []
     assert list(numbers(10**400)) == [("prediction", 1e300)]
     assert (

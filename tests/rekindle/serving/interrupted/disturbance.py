@@ -110,7 +110,8 @@ class Disturbance:
 
     def disturb(self, proxy: Proxy | None, brief: bool) -> None:
         """Interrupt the command, once."""
-        assert self.moment and self.process
+        assert self.moment
+        assert self.process
         if self.done:
             return
         self.done = True

@@ -48,7 +48,8 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
     log, run, problems = project.release(
         Moment(2, is_before=False, kill=True, name="registered-models/alias"), newer=True
     )
-    assert "killed" in log[0] and "newer" in log[1], log  # the first alias is the candidate's
+    assert "killed" in log[0], log  # the first alias is the candidate's
+    assert "newer" in log[1], log
     problems += project.problems(run)
     assert not problems, "\n".join([*log, *problems])
 
@@ -68,7 +69,9 @@ def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods
     for limit in ("64", "65"):
         code, out, _ = project.type("run", "tiny.yaml", "--set", f"serve.max_waiting={limit}")
         champion = tracking.champion(project.model)
-        assert code == 0 and champion and champion.version == "1", out
+        assert code == 0, out
+        assert champion, out
+        assert champion.version == "1", out
         assert project.kinds["Deployment"].names() == [champion.deployment]
         servers.add(champion.deployment)
         deployment = project.kinds["Deployment"].read(champion.deployment)
@@ -77,7 +80,8 @@ def test_new_servers_of_the_same_model_replace_its_old_servers_with_as_many_pods
             "Deployment", champion.deployment, {"spec": {"replicas": 2}}
         )
 
-    assert len(servers) == 2 and pods == [1, 2]
+    assert len(servers) == 2
+    assert pods == [1, 2]
 
 
 @pytest.mark.slow

@@ -55,30 +55,31 @@ def test_the_last_evaluation_decides_about_the_promotion(
         code, result = run(cluster.home, config, quality=0.7, rival=0.6)
         champion = tracking.champion(name)
         tags = tracking.tags_of(result["run_id"])
-        assert champion and (code, result["verdict"]) == (0, "release")
+        assert champion
+        assert code == 0
+        assert result["verdict"] == "release"
         assert "against 0.6000 of the champion (version 2)" in result["reason"] == tags["reason"]
         assert tags["rekindle.promoted"] == f"{name} {champion.version}"
         verdict = json.loads(s3.get(f"{champion.uri}verdict.json"))
-        assert (verdict["verdict"], verdict["champion"]["version"]) == ("release", "2")
+        assert verdict["verdict"] == "release"
+        assert verdict["champion"]["version"] == "2"
         servers = deployments.names()
 
         code, result = run(cluster.home, config, quality=0.8, rival=0.9)
         champion = tracking.champion(name)
         tags = tracking.tags_of(result["run_id"])
 
-        assert champion and (code, result["verdict"], champion.deployment) == (
-            3,
-            "keep",
-            f"{name}-rival",
-        )
+        assert champion
+        assert code == 3
+        assert result["verdict"] == "keep"
+        assert champion.deployment == f"{name}-rival"
 
-        assert (
-            f"(version {champion.version})" in result["reason"] == tags["reason"]
-            and tags["verdict"] == "keep"
-        )
+        assert f"(version {champion.version})" in result["reason"] == tags["reason"]
+        assert tags["verdict"] == "keep"
         assert [(row["task"], row["verdict"], row["version"]) for row in result["verdicts"]] == [
             ("evaluate", "keep", None)
         ]
-        assert deployments.names() == servers and "rekindle.promoted" not in tags
+        assert deployments.names() == servers
+        assert "rekindle.promoted" not in tags
     finally:
         cluster.down()

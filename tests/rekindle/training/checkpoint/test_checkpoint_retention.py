@@ -36,7 +36,8 @@ def test_no_checkpoint_is_deleted_while_another_process_reads_one(open_: Open, s
     s3.delete([lease])
     train(first, 5)
     assert len(keys(first, "manifests/")) == 2
-    assert begin(open_()) == 5 and not keys(first, "readers/")
+    assert begin(open_()) == 5
+    assert not keys(first, "readers/")
 
 
 NOW = 10**6
@@ -53,7 +54,7 @@ def test_retention_keeps_latest_and_its_newest_predecessors(
 ) -> None:
     manifests = [Entry(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())]
     latest = data.draw(st.sampled_from(manifests)).key
-    old = Retention(None, "", number, hours)._expired_manifests(latest, manifests, NOW)  # type: ignore[arg-type]
+    old = Retention(None, "", number, hours)._find_expired_manifests(latest, manifests, NOW)  # type: ignore[arg-type]
     kept = [entry for entry in manifests if entry.key not in old]
     previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
     young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
@@ -67,11 +68,16 @@ def test_chunks_of_a_damaged_manifest_are_deleted_with_it(open_: Open, s3: Store
     (key,) = keys(first, "manifests/")
     s3.put(key, b"damaged")
     fresh = Retention(s3, first.remote.prefix, 2, 0)
-    assert fresh._chunks(key) == [] == fresh._chunks(f"{first.remote.prefix}/manifests/gone")
+    assert (
+        fresh._read_chunk_names(key)
+        == []
+        == fresh._read_chunk_names(f"{first.remote.prefix}/manifests/gone")
+    )
     chunks = set(keys(first, "chunks/"))
     for step in (2, 3):
         train(first, step)
-    assert key not in keys(first, "manifests/") and not chunks <= set(keys(first, "chunks/"))
+    assert key not in keys(first, "manifests/")
+    assert not chunks <= set(keys(first, "chunks/"))
 
 
 class RecordingStore:
@@ -99,7 +105,7 @@ def deleted_keys(
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
     rule = Retention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
-    rule.keep(f"p/manifests/{latest}", contents[latest])
+    rule.delete_expired(f"p/manifests/{latest}", contents[latest])
     return store.deleted
 
 
@@ -155,11 +161,11 @@ def test_an_unavailable_store_does_not_lose_the_list_of_chunks() -> None:
             raise StorageError("s3 is unavailable")
 
     rule = Retention(UnavailableStore(), "p", 2, 0)  # type: ignore[arg-type]
-    rule.keep("p/manifests/1", ["a"])
+    rule.delete_expired("p/manifests/1", ["a"])
     assert rule._chunk_names == {"p/manifests/1": ["a"]}, "the next call deletes them"
 
 
 def test_keep_hours_is_exact_to_the_second() -> None:
     manifests = [Entry(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))]
-    assert Retention(None, "", 9, 2)._expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
-    assert Retention(None, "", 9, 0)._expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 2)._find_expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 0)._find_expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]

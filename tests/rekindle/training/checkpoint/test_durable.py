@@ -36,7 +36,8 @@ def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Eve
     assert begin(first) == 0
     first.loader.data.position = 42
     train(first, 5)
-    assert begin(second) == 5 and equal(first, second)
+    assert begin(second) == 5
+    assert equal(first, second)
     assert second.loader.data.position == 42
     assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
         ("restored", "none", 0),
@@ -97,7 +98,8 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         assert key.rsplit("/", 1)[1] in log
         assert any(name == "torn" for name, _ in events)
     else:
-        assert key.endswith("/latest") and equal(again, first)
+        assert key.endswith("/latest")
+        assert equal(again, first)
 
     train(again, older + 1)  # the same step again, without damage
     last = open_()
@@ -133,11 +135,13 @@ def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
     store.put(invalid, forged)
     store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
     again = open_()
-    assert begin(again) == 1 and equal(again, first), "the intact manifest is used instead"
+    assert begin(again) == 1
+    assert equal(again, first), "the intact manifest is used instead"
     assert reason in capsys.readouterr().err
     train(again, 2)
     last = open_()
-    assert begin(last) == 2 and equal(last, again)
+    assert begin(last) == 2
+    assert equal(last, again)
 
 
 def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> None:
@@ -152,7 +156,8 @@ def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> No
     assert begin(finder) == 5
     train(heir, 6)  # it has received the state of the finder, which is killed now
     last = open_()
-    assert begin(last) == 6 and equal(last, heir)
+    assert begin(last) == 6
+    assert equal(last, heir)
 
 
 def test_all_members_of_a_group_upload_their_share(
@@ -161,14 +166,15 @@ def test_all_members_of_a_group_upload_their_share(
     members = [open_() for _ in range(3)]
     for rank in (2, 1, 0):
         update(members[rank], 7)
-        members[rank].keep(RankSize(rank, 3), durable=True)
+        members[rank].save_if_due(RankSize(rank, 3), durable=True)
         if rank:
             assert finish_upload(members[rank])
             # number of uploaded chunks, of 10
             assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
     last = open_()
-    assert begin(last) == 7 and equal(last, members[0])
+    assert begin(last) == 7
+    assert equal(last, members[0])
     assert [name for name, _ in events].count("checkpoint") == 1
 
 
@@ -179,10 +185,11 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
     members = [open_() for _ in range(3)]
     for rank in (0, 2):
         update(members[rank], 7)
-        members[rank].keep(RankSize(rank, 3), durable=True)
+        members[rank].save_if_due(RankSize(rank, 3), durable=True)
     assert finish_upload(members[0])
     last = open_()
-    assert begin(last) == 7 and equal(last, members[0])
+    assert begin(last) == 7
+    assert equal(last, members[0])
 
 
 def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
@@ -190,14 +197,16 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
 ) -> None:
     members = [open_() for _ in range(2)]
     for rank in (0, 1):
-        assert not members[rank].due()
+        assert not members[rank].is_due()
         update(members[rank], 7)
-    members[1].keep(RankSize(1, 2), durable=True)  # rank 0 is killed here
-    assert finish_upload(members[1]) and not keys(members[1], "manifests/")
-    assert members[1].due()
+    members[1].save_if_due(RankSize(1, 2), durable=True)  # rank 0 is killed here
+    assert finish_upload(members[1])
+    assert not keys(members[1], "manifests/")
+    assert members[1].is_due()
     update(members[1], 8)
-    members[1].keep(RankSize(0, 1), durable=True)
-    assert finish_upload(members[1]) and not members[1].due()
+    members[1].save_if_due(RankSize(0, 1), durable=True)
+    assert finish_upload(members[1])
+    assert not members[1].is_due()
     last = open_()
     assert begin(last) == 8
 
@@ -212,7 +221,7 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(
         with pytest.raises(ConfigError, match="belongs to another run"):
             begin(other)
         update(other, 9)  # another run must not write there, either
-        assert not other.flush(RankSize(0, 1), soon)
+        assert not other.upload_current_state(RankSize(0, 1), soon)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {
         entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
@@ -240,9 +249,9 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     begin(checkpoints)
     proxy.fault(fault, 1.0)
     update(checkpoints, 1)
-    checkpoints.keep(RankSize(0, 1), durable=True)
+    checkpoints.save_if_due(RankSize(0, 1), durable=True)
     update(checkpoints, 2)  # training continues immediately
-    assert not checkpoints.due()  # and does not request a second checkpoint
+    assert not checkpoints.is_due()  # and does not request a second checkpoint
     assert finish_upload(checkpoints)
     last = open_()
     assert begin(last) == 1
@@ -255,8 +264,10 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):
         update(member, step)
-        member.keep(RankSize(1, 2), durable=True)
-    assert member._busy and member._upload and member._upload.step == 1
+        member.save_if_due(RankSize(1, 2), durable=True)
+    assert member._is_uploading
+    assert member._upload
+    assert member._upload.step == 1
 
 
 @pytest.mark.slow

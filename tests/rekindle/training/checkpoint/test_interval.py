@@ -54,9 +54,12 @@ def test_more_losses_cause_more_checkpoints_also_in_the_next_process(now: list[f
 def test_the_config_may_fix_the_interval_in_seconds_and_in_steps(now: list[float]) -> None:
     by_time = CheckpointInterval(5.0, 0)
     by_steps = CheckpointInterval(0, 10)
-    assert not by_time.is_due(10**6) and not by_steps.is_due(9) and by_steps.is_due(10)
+    assert not by_time.is_due(10**6)
+    assert not by_steps.is_due(9)
+    assert by_steps.is_due(10)
     by_steps.record_start(10)
-    assert not by_steps.is_due(19) and by_steps.is_due(20)
+    assert not by_steps.is_due(19)
+    assert by_steps.is_due(20)
     now[0] += 5
     assert by_time.is_due(1)
     by_time.record_start(1)
@@ -86,7 +89,8 @@ def test_the_interval_depends_on_cost_losses_and_upload_duration(now: list[float
 def test_time_and_steps_count_from_the_start_of_the_last_checkpoint(now: list[float]) -> None:
     interval = CheckpointInterval(5.0, 10)
     interval.resume(100, {"trained_seconds": 0.0, "losses": 0})
-    assert not interval.is_due(109) and interval.is_due(110)
+    assert not interval.is_due(109)
+    assert interval.is_due(110)
     now[0] += 4.9
     assert not interval.is_due(101)
     interval.record_start(101)

@@ -42,13 +42,12 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
 
     first.close(remove=False)
     second = open_(node="n", data=Stream())
-    assert 1 <= second.state.step <= 8 and second.loader.data.position == sum(
-        range(second.state.step + 1)
-    )
+    assert 1 <= second.state.step <= 8
+    assert second.loader.data.position == sum(range(second.state.step + 1))
     update(first, second.state.step)
     assert equal(first, second)
     begin(second)
@@ -62,7 +61,8 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
         checkpoints = open_(keep_checkpoints=count)
         train(checkpoints, checkpoints.state.step + 9)
         shown = capsys.readouterr().err
-        assert ("each checkpoint has" in shown) == bool(words) and words in shown
+        assert ("each checkpoint has" in shown) == bool(words)
+        assert words in shown
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
         first.close(remove=False)
         other = open_()
         update(other, newer)
@@ -80,7 +80,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
         if newer == 2:
             s3.delete(keys(first))
 
-        assert other.flush(RankSize(0, 1), soon)
+        assert other.upload_current_state(RankSize(0, 1), soon)
         second = open_(node=f"n{newer}")
         assert second.state.step == 3
         assert begin(second) == step
@@ -96,15 +96,16 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     first = open_(node="n")
     train(first, 3)
     first.close(remove=False)
-    path = snapshot_file.path(
-        snapshot_file.run_name(IDENTITY, first.remote.prefix), snapshot_file.node_name()
+    path = snapshot_file.snapshot_path(
+        snapshot_file.hash_run_name(IDENTITY, first.remote.prefix), snapshot_file.hash_worker_name()
     )
     data = bytearray(path.read_bytes())
-    data[snapshot_file.PAGE + 100] ^= 1
+    data[snapshot_file.PAGE_BYTES + 100] ^= 1
     path.write_bytes(data)
     second = open_(node="n")
-    second.report()
-    assert second.state.step == -1 and begin(second) == 3
+    second.send_early_events()
+    assert second.state.step == -1
+    assert begin(second) == 3
     assert "the snapshot of step 3 in" in capsys.readouterr().err
     assert [name for name, _ in events] == ["checkpoint", "torn", "restored"]
 
@@ -116,16 +117,18 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.keep(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), durable=False)
 
     first.close(remove=False)
     second = open_(node="n", data=Stream())
     assert second.state.step < 8, "the snapshot is older than the last step"
     assert events[-1][0] == "restored", "without a group, no coordinator may be connected"
-    second.report()
-    second.report()
+    second.send_early_events()
+    second.send_early_events()
     ((name, fields),) = events[1:]
-    assert (name, fields["step"], fields["last"]) == ("step", 8, True)
+    assert name == "step"
+    assert fields["step"] == 8
+    assert fields["last"] is True
     assert fields["age_s"] >= 0
 
 
@@ -135,7 +138,7 @@ def test_training_continues_without_shared_memory(
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
     first = open_()
     assert "no snapshots in shared memory" in capsys.readouterr().err
-    first.keep(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), durable=False)
     train(first, 2)
     assert begin(open_()) == 2
 
@@ -154,7 +157,7 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
     with pytest.raises(
         RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
     ):
-        first.keep(RankSize(0, 1), durable=True)
+        first.save_if_due(RankSize(0, 1), durable=True)
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
@@ -164,9 +167,10 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     proxy.fault("refuse", 60.0)
     update(last, 6)
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
-    assert not last.flush(RankSize(0, 1), lambda: next(seconds))
+    assert not last.upload_current_state(RankSize(0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
-    assert "the state of step 6 is not in the object store: " in log and "A copy remains in" in log
+    assert "the state of step 6 is not in the object store: " in log
+    assert "A copy remains in" in log
     last.close(remove=False)
     assert open_(node="n").state.step == 6
 
@@ -191,7 +195,7 @@ def snapshot(
     clock."""
     update(checkpoints, step)
     slots: list[int | None] = []
-    take = checkpoints.snapshots.take
+    take = checkpoints.snapshots.copy_state
 
     def slow(*arguments: Any, **options: Any) -> int | None:
         manager.time.sleep(lasts)
@@ -199,9 +203,9 @@ def snapshot(
         return slots[-1]
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
-    checkpoints.snapshots.take = slow  # type: ignore[method-assign]
-    checkpoints.keep(RankSize(0, 1), durable=durable)
-    checkpoints.snapshots.take = take  # type: ignore[method-assign]
+    checkpoints.snapshots.copy_state = slow  # type: ignore[method-assign]
+    checkpoints.save_if_due(RankSize(0, 1), durable=durable)
+    checkpoints.snapshots.copy_state = take  # type: ignore[method-assign]
 
     return bool(slots)
 
@@ -233,19 +237,19 @@ def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(
 ) -> None:
     first = open_(node="n")
     began = time.monotonic()
-    assert snapshot(first, 1, durable=True) and finish_upload(first)
+    assert snapshot(first, 1, durable=True)
+    assert finish_upload(first)
     until("the event is recorded", lambda: [name for name, _ in events] == ["checkpoint"])
     elapsed = time.monotonic() - began
-    assert 0 < first.interval.duration <= elapsed and 0 < first.interval.cost <= 2 * elapsed
+    assert 0 < first.interval.duration <= elapsed
+    assert 0 < first.interval.cost <= 2 * elapsed
     (_, fields) = events[0]
     size = first.state.memory.numel() * 4
 
-    assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (
-        1,
-        size,
-        size,
-        "n",
-    )
+    assert fields["step"] == 1
+    assert fields["bytes"] == size
+    assert fields["uploaded"] == size
+    assert fields["name"] == "n"
 
     assert 0 <= fields["seconds"] <= elapsed + 0.001
     assert first.interval.facts()["losses"] == 0
@@ -255,34 +259,37 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     first = open_(checkpoint_steps=10)
     begin(first)
     update(first, 8)
-    assert not first.due()
+    assert not first.is_due()
     update(first, 9)
-    assert first.due()
+    assert first.is_due()
     first.snapshots.ready.clear()
-    assert not first.due(), "its memory is not reserved yet"
+    assert not first.is_due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
     update(first, 10)
-    first.keep(RankSize(0, 1), durable=True)
+    first.save_if_due(RankSize(0, 1), durable=True)
     assert finish_upload(first)
     update(first, 18)
-    assert not first.due()
+    assert not first.is_due()
     update(first, 19)
-    assert first.due()
+    assert first.is_due()
 
 
 def test_the_ledger_has_the_first_step_of_a_process(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = open_(node="n")
-    assert begin(first) == 0 and first.snapshot_crc == 0
+    assert begin(first) == 0
+    assert first.snapshot_crc == 0
     train(first, 4)
-    first.keep(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove=False)
     hot = open_(node="n")
     durable = open_(node="m")
     assert hot.snapshot_crc != 0, "it identifies equal states"
-    assert begin(hot) == begin(durable) == 4 and equal(hot, durable) and durable.snapshot_crc == 0
+    assert begin(hot) == begin(durable) == 4
+    assert equal(hot, durable)
+    assert durable.snapshot_crc == 0
 
     tiers = [
         (fields["tier"], fields["step"], fields["name"])
@@ -292,7 +299,8 @@ def test_the_ledger_has_the_first_step_of_a_process(
 
     assert tiers == [("none", 0, "n"), ("hot", 4, "m"), ("durable", 4, "m")]
     log = capsys.readouterr().err
-    assert log.count("resuming from step 4") == 1 and "step 4 was found in shared memory" in log
+    assert log.count("resuming from step 4") == 1
+    assert "step 4 was found in shared memory" in log
     assert [durable.interval.facts()["losses"], hot.interval.facts()["losses"]] == [1, 0]
     hot.close(remove=True)
     assert open_(node="n").state.step == -1, "its snapshots were removed"
@@ -323,15 +331,15 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
         update(member, 7)
 
     end = clock[0] + 1.0
-    assert not members[1].flush(
-        RankSize(1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0])
+    assert not members[1].upload_current_state(
+        RankSize(1, 2), lambda: 30.0 if members[1]._is_uploading else max(0.0, end - clock[0])
     )
     problem = (
         "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
     )
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
-    members[0].keep(RankSize(0, 2), durable=True)
+    members[0].save_if_due(RankSize(0, 2), durable=True)
     assert finish_upload(members[0])
     assert members[1]._wait_for_rank_0(7, lambda: 1.0)
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
@@ -343,13 +351,16 @@ def test_an_older_upload_is_cancelled_for_the_last_state(
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
-    last.keep(RankSize(0, 1), durable=True)
-    assert not last.due(), "one upload at a time"
+    last.save_if_due(RankSize(0, 1), durable=True)
+    assert not last.is_due(), "one upload at a time"
     first = last._upload
-    assert last._thread and last._thread.daemon, "the upload does not delay the exit of the process"
+    assert last._thread
+    assert last._thread.daemon, "the upload does not delay the exit of the process"
     update(last, 2)
-    assert last.flush(RankSize(0, 1), soon)
-    assert first and first.stop.is_set() and first.step == 1
+    assert last.upload_current_state(RankSize(0, 1), soon)
+    assert first
+    assert first.stop.is_set()
+    assert first.step == 1
     assert begin(open_()) == 2
 
 
@@ -377,7 +388,8 @@ def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
 
     for node, found in (("n", True), ("m", False)):
         other = open_(node=node, torch_build="3")
-        assert begin(other) == 3 and equal(first, other)
+        assert begin(other) == 3
+        assert equal(first, other)
         log = capsys.readouterr().err
         assert ("another torch build" in log) == found
         assert ("another kind of machine" in log) != found

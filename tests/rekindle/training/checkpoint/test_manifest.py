@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.training.checkpoint import manifest
-from rekindle.training.checkpoint.manifest import Damaged, Manifest
+from rekindle.training.checkpoint.manifest import DamagedCheckpoint, Manifest
 
 NAMES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4)
 
@@ -39,9 +39,13 @@ def test_a_written_manifest_is_read_unchanged(
 ) -> None:
     text = base64.b64encode(loader).decode()
     written = make_manifest(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
-    name, data = manifest.write(written)
-    assert manifest.read(name, data) == manifest.read(f"prefix/manifests/{name}", data) == written
-    assert manifest.step_of(name) == manifest.step_of(f"prefix/manifests/{name}") == step
+    name, data = manifest.encode_manifest(written)
+    assert (
+        manifest.parse_manifest(name, data)
+        == manifest.parse_manifest(f"prefix/manifests/{name}", data)
+        == written
+    )
+    assert manifest.parse_step(name) == manifest.parse_step(f"prefix/manifests/{name}") == step
 
 
 @pytest.mark.parametrize(
@@ -63,15 +67,19 @@ def test_a_written_manifest_is_read_unchanged(
     ],
 )
 def test_a_manifest_with_impossible_values_counts_as_damaged(change: dict[str, Any]) -> None:
-    with pytest.raises(Damaged):
-        manifest.read(*manifest.write(make_manifest() | change))  # type: ignore[operator]
+    with pytest.raises(DamagedCheckpoint):
+        manifest.parse_manifest(*manifest.encode_manifest(make_manifest() | change))  # type: ignore[operator]
 
 
 def test_a_manifest_with_one_changed_byte_is_rejected() -> None:
-    name, data = manifest.write(make_manifest())
+    name, data = manifest.encode_manifest(make_manifest())
     for offset in range(0, len(data), 7):
-        with pytest.raises(Damaged, match="its manifest does not match the hash in its name"):
-            manifest.read(name, data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
+        with pytest.raises(
+            DamagedCheckpoint, match="its manifest does not match the hash in its name"
+        ):
+            manifest.parse_manifest(
+                name, data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
+            )
 
 
 @pytest.mark.parametrize(
@@ -79,4 +87,4 @@ def test_a_manifest_with_one_changed_byte_is_rejected() -> None:
     ["latest", "5-abcdefabcdef.json", "0000000005-abc.json", "x0000000005-abcdefabcdef.json"],
 )
 def test_the_step_of_an_invalid_name_is_minus_one(name: str) -> None:
-    assert manifest.step_of(name) == manifest.step_of(f"p/{name}") == -1
+    assert manifest.parse_step(name) == manifest.parse_step(f"p/{name}") == -1

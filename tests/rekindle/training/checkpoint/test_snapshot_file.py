@@ -31,9 +31,9 @@ file.reserve()
 print("ready", file.is_locked, flush=True)
 while True:
     step += 1
-    file.clear(step % 3)
+    file.clear_slot(step % 3)
     file.slots[step % 3][:file.size] = bytes([step % 251]) * file.size
-    file.commit(step % 3, step, b"%d" % step)
+    file.commit_slot(step % 3, step, b"%d" % step)
     print(step, flush=True)
 """
 
@@ -54,10 +54,10 @@ def opened(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
 
 def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
     for step in steps:
-        slot = step % snapshot_file.SLOTS
-        file.clear(slot)
+        slot = step % snapshot_file.SLOT_COUNT
+        file.clear_slot(slot)
         file.slots[slot][:SIZE] = content(step)
-        file.commit(slot, step, f"loader {step}".encode())
+        file.commit_slot(slot, step, f"loader {step}".encode())
 
 
 def read(path: Path) -> tuple[int, list[str]]:
@@ -73,9 +73,8 @@ def read(path: Path) -> tuple[int, list[str]]:
 
         snapshot, loader = saved
         file.load(snapshot, memoryview(target))
-        assert (
-            bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
-        )
+        assert bytes(target) == content(snapshot.step)
+        assert loader == f"loader {snapshot.step}".encode()
 
         return snapshot.step, file.damage
     finally:
@@ -100,7 +99,7 @@ def writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[st
 def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = shared / "planted"
     user = os.geteuid()
-    planted.write_bytes(bytes(snapshot_file.PAGE))
+    planted.write_bytes(bytes(snapshot_file.PAGE_BYTES))
     planted.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(PermissionError, match=f"belongs to another user \\({user}\\)"):
@@ -110,15 +109,16 @@ def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.M
 def slot_offset(slot: int, size: int = SIZE) -> int:
     """Return the offset of a slot's state in the file."""
     stride = (
-        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
+        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE_BYTES)
+        * snapshot_file.PAGE_BYTES
     )
-    return snapshot_file.PAGE + slot * stride
+    return snapshot_file.PAGE_BYTES + slot * stride
 
 
 def after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
     many are damaged."""
-    if end < snapshot_file.PAGE:
+    if end < snapshot_file.PAGE_BYTES:
         return -1, int(end > 0)  # an empty file is like a missing one
     ends = {
         6: slot_offset(0) + SIZE + 8,
@@ -160,10 +160,13 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
         st.integers(0, snapshot_file.HEADER.size + 4),
         st.integers(
             snapshot_file.FIRST_RECORD_OFFSET,
-            snapshot_file.FIRST_RECORD_OFFSET + snapshot_file.SLOTS * snapshot_file.RECORD_DISTANCE,
+            snapshot_file.FIRST_RECORD_OFFSET
+            + snapshot_file.SLOT_COUNT * snapshot_file.RECORD_DISTANCE,
         ),
         st.builds(
-            lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets
+            lambda slot, n: slot_offset(slot) + n,
+            st.integers(0, snapshot_file.SLOT_COUNT - 1),
+            offsets,
         ),
     )
 
@@ -206,12 +209,14 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
 
     for attempt in range(12):
         process = writer(path, size)
-        assert process.stdout and process.stdout.readline() == "ready True\n"
+        assert process.stdout
+        assert process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
             newest = max(newest, int(process.stdout.readline()))
 
         offsets = [
-            slot_offset(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)
+            slot_offset(slot, size) + size * attempt // 12
+            for slot in range(snapshot_file.SLOT_COUNT)
         ]
         initial = bytes_at(path, offsets)
 
@@ -235,7 +240,8 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             assert newest <= saved[0].step <= newest + 1
             newest = saved[0].step
             file.load(saved[0], memoryview(target))
-            assert target == bytes([newest % 251]) * size and saved[1] == b"%d" % newest
+            assert target == bytes([newest % 251]) * size
+            assert saved[1] == b"%d" % newest
         else:
             assert newest == 0
 
@@ -248,10 +254,13 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
 def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(shared: Path) -> None:
     path = shared / "file"
     frozen = writer(path)
-    assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
+    assert frozen.stdout
+    assert frozen.stdout.readline()
+    assert frozen.stdout.readline() == "1\n"
     frozen.send_signal(signal.SIGSTOP)
     successor = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, SIZE)
-    assert not successor.is_locked and next(successor.read())[0].step >= 1
+    assert not successor.is_locked
+    assert next(successor.read())[0].step >= 1
     successor.close(remove=True)
     assert path.exists()
     frozen.kill()
@@ -262,14 +271,15 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
 
 
 def test_only_unneeded_files_are_removed(shared: Path) -> None:
-    run = snapshot_file.run_name("identity", "prefix")
-    other = snapshot_file.run_name("identity", "elsewhere")
-    held = snapshot_file.path(run, "held")
-    dead = snapshot_file.path(run, "dead")
-    old = snapshot_file.path(other, "old")
+    run = snapshot_file.hash_run_name("identity", "prefix")
+    other = snapshot_file.hash_run_name("identity", "elsewhere")
+    held = snapshot_file.snapshot_path(run, "held")
+    dead = snapshot_file.snapshot_path(run, "dead")
+    old = snapshot_file.snapshot_path(other, "old")
     foreign = shared / "mine"
     process = writer(held)
-    assert process.stdout and process.stdout.readline()
+    assert process.stdout
+    assert process.stdout.readline()
 
     for path in (written(dead, 1), written(old, 1), foreign):
         path.touch()
@@ -279,12 +289,13 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
 
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
-    assert snapshot_file.sweep(other) == []  # a run that is resumed, after any time
-    assert snapshot_file.sweep(run) == [old]
-    assert snapshot_file.discard(run) == [dead]
+    assert snapshot_file.remove_stale_files(other) == []  # a run that is resumed, after any time
+    assert snapshot_file.remove_stale_files(run) == [old]
+    assert snapshot_file.remove_run_files(run) == [dead]
     process.kill()
     process.communicate()
-    assert snapshot_file.discard(run) == [held] and foreign.exists()
+    assert snapshot_file.remove_run_files(run) == [held]
+    assert foreign.exists()
 
 
 def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
@@ -303,7 +314,8 @@ def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
     process = writer(shared / "file", preexec_fn=limited)
-    assert "OSError" in process.communicate()[1] and process.returncode == 1
+    assert "OSError" in process.communicate()[1]
+    assert process.returncode == 1
 
 
 def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
@@ -318,14 +330,16 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(sh
     file.close()
     before = opened(path).last_step
     data = bytearray(path.read_bytes())
-    assert before and before[0] == 8
+    assert before
+    assert before[0] == 8
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged = bytearray(data)
         damaged[position] ^= 1  # the record of step 8, which is even
         path.write_bytes(damaged)
         last_step = opened(path).last_step
-        assert last_step and last_step[0] == 7
+        assert last_step
+        assert last_step[0] == 7
 
     path.write_bytes(bytes(len(data)))
     assert opened(path).last_step is None

@@ -37,12 +37,13 @@ def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
     for template in render_manifest(load_config("configs/cluster.yaml", sets).config)["spec"][
         "templates"
     ]:
-        pod = pod_requests.of_template(template)
+        pod = pod_requests.read_template_pod(template)
         if pod:
             found = [("", pod)]
         else:
             found = [
-                (replicas.role, replicas.pod) for replicas in pod_requests.object_replicas(template)
+                (replicas.role, replicas.pod)
+                for replicas in pod_requests.list_object_replicas(template)
             ]
 
         classes.update(
@@ -87,11 +88,16 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
         "configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]
     ).config
     templates = render_manifest(config)["spec"]["templates"]
-    found = [item for template in templates for item in pod_requests.object_replicas(template)]
+    found = [item for template in templates for item in pod_requests.list_object_replicas(template)]
     (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
     (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
-    assert (worker.pod.cpus, worker.pod.gib, worker.pod.gpus) == (4, 16, 1)
-    assert (leader.pod.cpus, leader.pod.gib, leader.pod.gpus, leader.count) == (0.25, 0.5, 0, 1)
+    assert worker.pod.cpus == 4
+    assert worker.pod.gib == 16
+    assert worker.pod.gpus == 1
+    assert leader.pod.cpus == 0.25
+    assert leader.pod.gib == 0.5
+    assert leader.pod.gpus == 0
+    assert leader.count == 1
     # a TrainJob sets the number of nodes of its runtime
     assert worker.count == (1 if backend == "trainjob" else 4)
 
@@ -105,7 +111,7 @@ def test_a_pod_costs_its_requests_by_the_hour():
     )
     assert found.pod_cost(Pod(cpus=2, gib=4), 1800) == 2
     assert found.pod_cost(Pod(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
-    assert found.cost("gpu", False, 3600, 0, 7200) == 7
+    assert found.price_resources("gpu", False, 3600, 0, 7200) == 7
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ def test_a_pod_costs_its_requests_by_the_hour():
     ],
 )
 def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
-    assert pod_requests.of_spec({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
+    assert pod_requests.read_pod({"containers": [{"resources": {"limits": {name: "4"}}}]}).gpus == 4
 
 
 @pytest.mark.parametrize(
@@ -154,10 +160,12 @@ def test_each_kind_of_accelerator_counts_as_a_gpu(name: str):
     ],
 )
 def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
-    pod = pod_requests.of_spec(
+    pod = pod_requests.read_pod(
         {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4, name: 1}}}]}
     )
-    assert pod.gpus == 4 and pod.requests["nvidia.com/gpu"] == 4 and pod.requests.get(name, 1) == 1
+    assert pod.gpus == 4
+    assert pod.requests["nvidia.com/gpu"] == 4
+    assert pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
 
     found = prices(
@@ -193,7 +201,7 @@ def test_limits_count_as_requests_and_sidecars_are_added():
         tolerations: [{key: spot, value: "yes"}, {key: spot, value: soon}, {key: gpu, operator: Exists}]
     """)
 
-    pod = pod_requests.of_template(template)
+    pod = pod_requests.read_template_pod(template)
     assert pod
     tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
     assert pod == Pod(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})

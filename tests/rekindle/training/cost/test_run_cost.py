@@ -12,7 +12,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.training.cost import pod_requests, tariff
 from rekindle.training.cost.prices import FILE, Prices
-from rekindle.training.cost.run_cost import run_costs
+from rekindle.training.cost.run_cost import compute_run_costs
 
 GPU_SPOT = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
 EXAMPLE = Prices.load(project.REFERENCE / "template")
@@ -51,10 +51,11 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
         pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
     )
     nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
-    recorded = tariff.recorded_manifest(manifest)
-    prices = tariff.prices_of(recorded)
-    assert prices == EXAMPLE and prices
-    costs = run_costs({"nodes": nodes}, recorded, prices)
+    recorded = tariff.read_recorded_manifest(manifest)
+    prices = tariff.read_prices(recorded)
+    assert prices == EXAMPLE
+    assert prices
+    costs = compute_run_costs({"nodes": nodes}, recorded, prices)
 
     assert costs["steps"] == {
         "prepare": pytest.approx(30 * (2 * 0.0218 + 8 * 0.0029) / 3600),
@@ -67,8 +68,10 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
     assert costs["words"].startswith(
         "1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, "
     )
-    assert run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
-    assert run_costs({"nodes": nodes}, recorded, None) == {}
+    assert (
+        compute_run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
+    )
+    assert compute_run_costs({"nodes": nodes}, recorded, None) == {}
 
 
 JOB = """
@@ -100,7 +103,7 @@ def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
     for node in nodes.values():
         node["inputs"] = {"parameters": [{"name": "workers", "value": "3"}]}
     manifest = {"spec": {"templates": [template]}} | more
-    return run_costs({"nodes": nodes}, manifest, HOURLY)["steps"]
+    return compute_run_costs({"nodes": nodes}, manifest, HOURLY)["steps"]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +139,9 @@ def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
     assert EXAMPLE
     expected = sum(
         item.count * EXAMPLE.pod_cost(item.pod, 10)
-        for item in pod_requests.object_replicas(template)
+        for item in pod_requests.list_object_replicas(template)
     )
-    costs = run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
+    costs = compute_run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
     assert costs == {name: pytest.approx(expected)}, (
         "a training with a ledger is charged by its ledger"
     )
@@ -150,7 +153,7 @@ def test_a_step_of_a_workflow_template_is_part_of_the_cost():
     nodes = pod_node("w.a", "", 0, 10)
     nodes["w.a"]["templateRef"] = {"name": "shared", "template": "work"}
     manifest = {"spec": {}, "storedTemplates": {"namespaced/shared/work": template}}
-    assert run_costs({"nodes": nodes}, manifest, HOURLY)["steps"] == {"a": 10}
+    assert compute_run_costs({"nodes": nodes}, manifest, HOURLY)["steps"] == {"a": 10}
 
 
 def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dict[str, Any]):
@@ -159,7 +162,7 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
     ]
     leader = 0.25 * 0.0218 + 0.5 * 0.0029
     assert EXAMPLE
-    replicas = pod_requests.object_replicas(train)
+    replicas = pod_requests.list_object_replicas(train)
     spot, on_demand = (
         sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas)
         for is_spot in (None, False)
@@ -173,21 +176,23 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
 def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordinator(backend: str):
     sets = [*GPU_SPOT, f"cluster.backend={backend}", "cluster.harvest=true"]
     manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
-    found = tariff.tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
+    found = tariff.build_tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
     role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
     assert list(found.workers) == [role, ""]
     assert found.worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
     assert found.worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
-    assert found.coordinator and found.coordinator.gib == 0.5
-    assert tariff.tariffs(manifest, None, ["train"]) == {}
+    assert found.coordinator
+    assert found.coordinator.gib == 0.5
+    assert tariff.build_tariffs(manifest, None, ["train"]) == {}
 
 
 def test_the_trials_of_a_sweep_are_charged_like_workers():
     config = load_config(
         "configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]
     ).config
-    found = tariff.trial_tariff(render_manifest(config), EXAMPLE)
-    assert found and found.prices.classify(found.worker_pod("rank0")) == "l4"
+    found = tariff.build_trial_tariff(render_manifest(config), EXAMPLE)
+    assert found
+    assert found.prices.classify(found.worker_pod("rank0")) == "l4"
     assert found.prices.is_spot(found.worker_pod("rank0"))
 
 
@@ -197,5 +202,5 @@ def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text
         "metadata": {},
         "spec": {"arguments": {"parameters": [{"name": "manifest", "value": text}]}},
     }
-    assert tariff.recorded_manifest(workflow) is workflow
-    assert tariff.prices_of(workflow) is None
+    assert tariff.read_recorded_manifest(workflow) is workflow
+    assert tariff.read_prices(workflow) is None

@@ -19,7 +19,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+    monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)
 
 
 @pytest.mark.slow
@@ -47,15 +47,15 @@ def test_a_process_without_the_secret_cannot_take_a_members_place(
 ) -> None:
     secrets = {0: SECRET.encode(), 1: SECRET.encode() if is_member else b"?" * 40}
     ranks = threading.local()
-    monkeypatch.setattr(process_group, "run_secret", lambda: secrets[ranks.mine])
+    monkeypatch.setattr(process_group, "read_run_secret", lambda: secrets[ranks.mine])
     store = process_group.dist.HashStore()
     problems = dict[int, str]()
 
     def member(rank: int) -> None:
         ranks.mine = rank
-        pg = process_group.create(store, rank, 2, torch.device("cpu"), "127.0.0.1")
+        pg = process_group.create_process_group(store, rank, 2, torch.device("cpu"), "127.0.0.1")
         try:
-            process_group.authenticate(pg, rank, ["a", "b"], 3)
+            process_group.authenticate_peers(pg, rank, ["a", "b"], 3)
         except RuntimeError as error:
             problems[rank] = str(error)
 
@@ -95,23 +95,24 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
         thread.join(120)
 
     generation = a.published_group[0]
-    assert b.published_group == a.published_group and len(a.published_group[1]) == 2
-    a.put(generation, "early", b"\0\xff" * 1000)
-    assert b.values(generation, ["early"], 10) == [b"\0\xff" * 1000]
+    assert b.published_group == a.published_group
+    assert len(a.published_group[1]) == 2
+    a.send_value(generation, "early", b"\0\xff" * 1000)
+    assert b.wait_for_values(generation, ["early"], 10) == [b"\0\xff" * 1000]
     coordinator.send(signal.SIGKILL)
     coordinator.process.join()
-    b.put(generation, "late", b"yes")
+    b.send_value(generation, "late", b"yes")
     crew.coordinator(argv)
-    assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
+    assert a.wait_for_values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
 
     with pytest.raises(RuntimeError, match=r"no member has sent never within 0\.1 s"):
-        a.values(generation, ["never"], 0.1)
+        a.wait_for_values(generation, ["never"], 0.1)
 
     ended: list[int] = []
 
     def ask() -> None:
         with pytest.raises(RuntimeError, match=f"generation {generation} is over"):
-            a.values(generation, ["never"], 600)
+            a.wait_for_values(generation, ["never"], 600)
         ended.append(generation)
 
     asking = threading.Thread(target=ask, daemon=True)

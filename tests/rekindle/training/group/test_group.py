@@ -46,7 +46,7 @@ def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves:
 
         total = group.reduce()
         assert total is not None
-        for number, view in enumerate(state.views(total)):
+        for number, view in enumerate(state.view_parameters(total)):
             assert torch.equal(view, tree([leaf_copies[number] for leaf_copies in copies]))
 
         assert group.loss == float(tree(losses)) / leaves

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rekindle.training.group import process_group
-from rekindle.training.group.process_group import GroupView, create, dist
-from rekindle.training.group.reduction import CONTROLS, Flags, Reduction
+from rekindle.training.group.process_group import GroupView, create_process_group, dist
+from rekindle.training.group.reduction import CONTROL_COUNT, MemberRequests, Reduction
 from rekindle.training.group.static import StaticGroup
-from rekindle.training.group.tree import share
+from rekindle.training.group.tree import rank_leaves
 from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import State
 
@@ -72,16 +72,18 @@ def reduce_in_threads(
         )
         state = State(nn.Linear(7, 3), settings, CPU)
         reduction = Reduction(state, StaticGroup(CPU, ledger=None).wait)
-        pg = RecordingGroup(create(store, rank, size, CPU, "127.0.0.1") if size > 1 else None)
+        pg = RecordingGroup(
+            create_process_group(store, rank, size, CPU, "127.0.0.1") if size > 1 else None
+        )
         reduction.view = GroupView(rank, size, pg if size > 1 else None)
         totals = []
 
         for turn in range(turns):
-            reduction.set_flags(Flags(*FLAGS[(rank + turn) % len(FLAGS)]))
-            for leaf in share(leaves, size, rank):
+            reduction.set_flags(MemberRequests(*FLAGS[(rank + turn) % len(FLAGS)]))
+            for leaf in rank_leaves(leaves, size, rank):
                 reduction.add(leaf, *leaf_values(state, leaf, turn))
 
-            totals.append(reduction.total()[: state.width + CONTROLS].clone())
+            totals.append(reduction.reduce()[: state.width + CONTROL_COUNT].clone())
 
         return totals, pg, reduction
 
@@ -104,7 +106,7 @@ def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size:
             flags = [
                 FLAGS[(rank + turn) % len(FLAGS)]
                 for rank in range(size)
-                for _ in share(leaves, size, rank)
+                for _ in rank_leaves(leaves, size, rank)
             ]
             assert total[width + 1 :].tolist() == [
                 sum(column) for column in zip(*flags, strict=True)
@@ -112,7 +114,8 @@ def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size:
 
         # two addends have only one order: an all-reduce may be used
         halves = (leaves, size) in ((4, 2), (8, 2))
-        assert ("allreduce" in pg.names) == halves and ("send" in pg.names) != halves
+        assert ("allreduce" in pg.names) == halves
+        assert ("send" in pg.names) != halves
 
 
 @pytest.mark.parametrize(("leaves", "size"), [(7, 3), (6, 2)])
@@ -128,7 +131,7 @@ def test_a_fast_reduction_is_one_all_reduce(leaves: int, size: int) -> None:
 
 def test_each_process_sends_the_others_only_their_slices() -> None:
     for _, pg, reduction in reduce_in_threads(16, 4):
-        width = reduction.state.width + CONTROLS
+        width = reduction.state.width + CONTROL_COUNT
         assert pg.names.count("send") == pg.names.count("recv") == 3
         assert pg.sent == 3 * -(-width // 4), (
             "three quarters of one partial sum: an all-reduce sends as much"

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.training.group.tree import Sum, blocks, joints, share
+from rekindle.training.group.tree import TreeSum, list_inner_nodes, rank_leaves, rank_subtrees
 
 sizes = st.integers(1, 40).flatmap(
     lambda leaves: st.tuples(st.just(leaves), st.integers(1, leaves))
@@ -23,16 +23,16 @@ def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(
     case: tuple[int, int],
 ) -> None:
     leaves, workers = case
-    total = Sum[str](leaves, lambda a, b: f"({a}+{b})")
+    total = TreeSum[str](leaves, lambda a, b: f"({a}+{b})")
     for rank in range(workers):
-        local = Sum[str](leaves, lambda a, b: f"({a}+{b})")
-        for leaf in share(leaves, workers, rank):
-            local.push((leaf, leaf + 1), str(leaf))
-        partial_sums = local.take()
-        assert tuple(block for block, _ in partial_sums) == blocks(leaves, workers, rank)
+        local = TreeSum[str](leaves, lambda a, b: f"({a}+{b})")
+        for leaf in rank_leaves(leaves, workers, rank):
+            local.add_value((leaf, leaf + 1), str(leaf))
+        partial_sums = local.take_partial_sums()
+        assert tuple(block for block, _ in partial_sums) == rank_subtrees(leaves, workers, rank)
         for block, value in partial_sums:
-            total.push(block, value)
-    assert total.take() == [((0, leaves), format_sum(0, leaves))]
+            total.add_value(block, value)
+    assert total.take_partial_sums() == [((0, leaves), format_sum(0, leaves))]
 
 
 @given(sizes)
@@ -40,21 +40,21 @@ def test_every_leaf_belongs_to_one_worker_and_all_workers_have_leaves(
     case: tuple[int, int],
 ) -> None:
     leaves, workers = case
-    runs = [list(share(leaves, workers, rank)) for rank in range(workers)]
+    runs = [list(rank_leaves(leaves, workers, rank)) for rank in range(workers)]
     assert [leaf for run in runs for leaf in run] == list(range(leaves))
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
 @given(st.integers(1, 4096), st.integers(1, 64))
 def test_memory_grows_with_the_logarithm_of_the_leaves(leaves: int, workers: int) -> None:
-    run = share(leaves, workers, workers // 2)
+    run = rank_leaves(leaves, workers, workers // 2)
     held = 0
-    total = Sum[None](leaves, lambda a, b: None)
+    total = TreeSum[None](leaves, lambda a, b: None)
     for leaf in run:
-        total.push((leaf, leaf + 1), None)
+        total.add_value((leaf, leaf + 1), None)
         held = max(held, len(total.partial_sums))
     assert held <= 2 * len(run).bit_length() + 1
 
 
 def test_the_tree_of_additions_is_balanced() -> None:
-    assert joints(5) == {(0, 1, 2), (2, 3, 4), (0, 2, 4), (0, 4, 5)}
+    assert list_inner_nodes(5) == {(0, 1, 2), (2, 3, 4), (0, 2, 4), (0, 4, 5)}

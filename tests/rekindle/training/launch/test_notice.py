@@ -15,20 +15,20 @@ from tests.rekindle.training.launch.metadata import EVENT, Metadata
 def test_a_notice_is_recognized_and_other_machines_notices_are_ignored(
     cloud: Metadata, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(notice.VARIABLE, f"{name} {cloud.address}")
-    assert not notice.is_announced()
+    monkeypatch.setenv(notice.REKINDLE_NOTICE, f"{name} {cloud.address}")
+    assert not notice.is_interruption_announced()
     cloud.events = [EVENT]
-    assert notice.is_announced()
+    assert notice.is_interruption_announced()
     cloud.events = [EVENT | {"Resources": ["aks-spot_9"]}, EVENT | {"EventType": "Freeze"}]
-    assert notice.is_announced() == (name == "aws")
+    assert notice.is_interruption_announced() == (name == "aws")
 
 
 def test_an_unreachable_metadata_service_counts_as_no_notice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for value in ("", "aws 127.0.0.1:1", "azure 127.0.0.1:1", "none-such"):
-        monkeypatch.setenv(notice.VARIABLE, value)
-        assert not notice.is_announced()
+        monkeypatch.setenv(notice.REKINDLE_NOTICE, value)
+        assert not notice.is_interruption_announced()
 
 
 def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
@@ -50,6 +50,7 @@ def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
         )
         crew.until(lambda: "no worker is started on it" in again.said(), 60)
         again.send(signal.SIGTERM)
-        assert again.code() == 143 and "loss" not in again.said(), again.said()
+        assert again.code() == 143, again.said()
+        assert "loss" not in again.said(), again.said()
     finally:
         crew.close()

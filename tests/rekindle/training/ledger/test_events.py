@@ -11,7 +11,7 @@ import pytest
 from rekindle.errors import StorageError
 from rekindle.storage import Store
 from rekindle.training.ledger import events as ledger
-from rekindle.training.ledger.events import Ledger, read
+from rekindle.training.ledger.events import Ledger, read_events
 from tests.waiting import until
 
 
@@ -28,7 +28,7 @@ def test_events_of_several_writers_are_sorted_by_time(s3: Store, prefix: str) ->
     first.note("step", step=1)
     for each in (first, second):
         each.close()
-    assert [(e["event"], e.get("id")) for e in read(s3, prefix)] == [
+    assert [(e["event"], e.get("id")) for e in read_events(s3, prefix)] == [
         ("coordinator", "b"),
         ("coordinator", "a"),
         ("step", None),
@@ -41,7 +41,7 @@ def test_a_full_segment_is_followed_by_the_next(s3: Store, prefix: str) -> None:
         book.note("lost", name="w", why="x" * 200, number=number)
     book.close()
     assert len(list(s3.list(prefix))) > 2
-    assert [event["number"] for event in read(s3, prefix)] == list(range(3000))
+    assert [event["number"] for event in read_events(s3, prefix)] == list(range(3000))
 
 
 def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
@@ -59,11 +59,11 @@ def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: 
         "\xff",
     ]
     s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
-    assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 9}]
+    assert read_events(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 9}]
 
 
 def test_without_a_ledger_the_list_of_events_is_empty(s3: Store, prefix: str) -> None:
-    assert read(s3, prefix) == []
+    assert read_events(s3, prefix) == []
 
 
 class UnavailableStore:
@@ -92,7 +92,7 @@ def test_events_wait_in_memory_while_the_store_is_unavailable(
     book.note("join", name="b")
     unavailable.back.set()
     book.close()
-    assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+    assert [event["name"] for event in read_events(s3, prefix)] == ["a", "b"]
 
 
 class FailingStore:
@@ -122,7 +122,7 @@ def test_later_events_are_written_after_any_failed_request(
     until("both requests to fail", lambda: not store.failures)
     book.note("join", name="b")
     book.close()
-    assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+    assert [event["name"] for event in read_events(s3, prefix)] == ["a", "b"]
     assert capsys.readouterr().err.count("the ledger is waiting for the object store") == 1
 
 
@@ -149,7 +149,7 @@ def test_memory_is_bounded_and_step_events_are_dropped_first(
 
     unavailable.back.set()
     book.close()
-    events = read(s3, prefix)
+    events = read_events(s3, prefix)
     kinds = [event["event"] for event in events]
     assert kinds.count("lost") == 10
     assert 0 < kinds.count("step") <= 100
@@ -161,4 +161,4 @@ def test_values_that_json_cannot_represent_are_recorded_as_text(s3: Store, prefi
     book.note("odd", value={(1, 2): 3})
     book.note("path", value=object)
     book.close()
-    assert [event["event"] for event in read(s3, prefix)] == ["odd", "path"]
+    assert [event["event"] for event in read_events(s3, prefix)] == ["odd", "path"]

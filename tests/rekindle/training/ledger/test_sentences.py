@@ -86,7 +86,8 @@ def test_a_run_that_was_aborted_or_waits_for_workers_is_described_as_such():
 def test_early_stopping_is_described():
     plan = (0.1, "run", {"steps": 100, "workers": 1, "device": "cpu"})
     text = story(*start("a"), plan, step(3, 10), (4, "complete", {"step": 20}))
-    assert "trained 20 of 100 steps" in text[0] and text[0].endswith("(train.patience).")
+    assert "trained 20 of 100 steps" in text[0]
+    assert text[0].endswith("(train.patience).")
 
 
 def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
@@ -251,7 +252,8 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
         step(90_010, 800_090),
     ]
     text = describe(summary_of(*lines))
-    assert "800090 of 900000 steps in 25 h 00 min" in text[0] and "it took 25 h 00 min" in text[0]
+    assert "800090 of 900000 steps in 25 h 00 min" in text[0]
+    assert "it took 25 h 00 min" in text[0]
     assert text[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
     assert "of 50.0 GPU-hours trained" in text[-1]
 

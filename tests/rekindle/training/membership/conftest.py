@@ -8,4 +8,4 @@ from tests.rekindle.training.crew import SECRET
 
 @pytest.fixture
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+    monkeypatch.setenv(handshake.REKINDLE_SECRET, SECRET)

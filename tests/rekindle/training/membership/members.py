@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import Coordinator
-from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
+from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
 from tests.ports import free_port, listens
 from tests.rekindle.training.crew import SECRET
@@ -27,13 +27,13 @@ def config(**settings: Any) -> TrainingSpec:
     )
 
 
-def started(*workers: str, **settings: Any) -> Membership:
+def started(*workers: str, **settings: Any) -> MembershipStateMachine:
     """Return a run whose first group is published."""
-    membership = Membership(config(**settings))
+    membership = MembershipStateMachine(config(**settings))
     for worker in workers:
         membership.join(0, hello(worker))
     for worker in workers:
-        membership.ack(0, worker, 1, 0)
+        membership.acknowledge(0, worker, 1, 0)
     membership.tick(JOIN_TIMEOUT_S)
     assert membership.members == list(workers)
     for output in (membership.outbox, membership.events, membership.log):
@@ -73,5 +73,5 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
     await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
     yield coordinator, ("127.0.0.1", port)
-    coordinator.end(0)
+    coordinator.set_exit_code(0)
     await run

@@ -14,7 +14,7 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL
-from rekindle.training.membership.server import MAX_UNVERIFIED
+from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
 from tests.ports import listens
 from tests.rekindle.training.crew import SECRET, Crew, flags
 from tests.rekindle.training.membership.members import serving
@@ -36,7 +36,7 @@ def lines(*messages: Any) -> bytes:
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
-FORGED = {"nonce": "n", "proof": handshake.proof(b"another secret", "worker", "", "n")}
+FORGED = {"nonce": "n", "proof": handshake.compute_proof(b"another secret", "worker", "", "n")}
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,10 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
                 assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without an answer
 
             membership = coordinator.membership
-            assert not (
-                membership.alive_workers
-                or membership.verdict
-                or membership.events
-                or coordinator.exit_code.done()
-            )
+            assert not membership.alive_workers
+            assert not membership.verdict
+            assert not membership.events
+            assert not coordinator.exit_code.done()
 
             assert not coordinator.unverified_connections
 
@@ -97,11 +95,16 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
             reader, writer = await asyncio.open_connection(*address)
             nonce = json.loads(await reader.readline())["nonce"]
             proof = lines(
-                {"nonce": "n", "proof": handshake.proof(SECRET.encode(), "worker", nonce, "n")}
+                {
+                    "nonce": "n",
+                    "proof": handshake.compute_proof(SECRET.encode(), "worker", nonce, "n"),
+                }
             )
             writer.write(proof + lines(JOIN))
             answer = json.loads(await reader.readline())
-            assert answer == {"proof": handshake.proof(SECRET.encode(), "coordinator", nonce, "n")}
+            assert answer == {
+                "proof": handshake.compute_proof(SECRET.encode(), "coordinator", nonce, "n")
+            }
             assert b"open" in await reader.readline()
             assert list(coordinator.membership.alive_workers) == ["1"]
             reader, writer = await asyncio.open_connection(*address)
@@ -133,16 +136,18 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
     sizes = list[int]()
 
     for _ in range(6):
-        strangers = [socket.create_connection(address) for _ in range(3 * MAX_UNVERIFIED)]
+        strangers = [
+            socket.create_connection(address) for _ in range(3 * MAX_UNVERIFIED_CONNECTIONS)
+        ]
         for stranger in strangers:
             with suppress(OSError):  # closed by the coordinator
                 stranger.sendall(b"x" * 400)
 
-        with client.connect(address) as worker:
+        with client.connect_to_coordinator(address) as worker:
             worker.sendall(lines(JOIN))
             assert b"open" in worker.recv(1000)
 
-        assert process.num_fds() < MAX_UNVERIFIED + 100
+        assert process.num_fds() < MAX_UNVERIFIED_CONNECTIONS + 100
         for stranger in strangers:
             stranger.close()
 
@@ -169,20 +174,24 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
         thread = threading.Thread(target=pretend, args=(server,))
         thread.start()
         with pytest.raises(ConnectionError, match="cannot prove that it is this run's coordinator"):
-            client.connect(server.getsockname())
+            client.connect_to_coordinator(server.getsockname())
 
         thread.join(10)
 
-    assert received[1] == b"" and SECRET.encode() not in received[0]
+    assert received[1] == b""
+    assert SECRET.encode() not in received[0]
 
 
 @pytest.mark.parametrize("invalid", ["", "short"])
 def test_processes_refuse_to_start_without_a_valid_secret(crew: Crew, invalid: str) -> None:
     argv = flags("none")
-    environment = {handshake.VARIABLE: invalid}
+    environment = {handshake.REKINDLE_SECRET: invalid}
     for member in (
         crew.coordinator(argv, **environment),
         crew.light_launcher("a", argv, **environment),
     ):
         assert member.code() == 78
-        assert f"{handshake.VARIABLE} is {'too short' if invalid else 'not set'}" in member.said()
+        assert (
+            f"{handshake.REKINDLE_SECRET} is {'too short' if invalid else 'not set'}"
+            in member.said()
+        )

@@ -4,8 +4,12 @@ import asyncio
 
 import pytest
 
-from rekindle.training.membership.metrics_endpoint import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
-from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, Membership
+from rekindle.training.membership.metrics_endpoint import (
+    MAX_REQUESTS,
+    MAX_STEP_TIMES,
+    MetricsExporter,
+)
+from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, MembershipStateMachine
 from tests.rekindle.training.membership.members import config, hello
 
 
@@ -16,10 +20,10 @@ def values(text: bytes) -> dict[str, float]:
     return {name.removeprefix("rekindle_training_"): float(value) for name, value in samples}
 
 
-def exporter_of_a_training() -> Exporter:
+def exporter_of_a_training() -> MetricsExporter:
     """Train with two workers: one is lost, the other completes its second step."""
-    membership = Membership(config(workers=2, min_workers=1))
-    exporter = Exporter(membership)
+    membership = MembershipStateMachine(config(workers=2, min_workers=1))
+    exporter = MetricsExporter(membership)
     now = 100.0
 
     for name in "ab":
@@ -27,11 +31,11 @@ def exporter_of_a_training() -> Exporter:
 
     now += JOIN_TIMEOUT_S + 0.1
     for name in "ab":
-        membership.ack(now, name, membership.generation, 0)
+        membership.acknowledge(now, name, membership.generation, 0)
 
     membership.heartbeat(now, "a", 1)
     membership.remove(now + 1, "b")
-    membership.ack(now + 1, "a", membership.generation, 1)
+    membership.acknowledge(now + 1, "a", membership.generation, 1)
     membership.heartbeat(now + 2, "a", 2)
     exporter.note("run", steps=40)
 
@@ -43,25 +47,27 @@ def exporter_of_a_training() -> Exporter:
 
 def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
     exporter = exporter_of_a_training()
-    assert "loss" not in values(exporter.text()), "not reported yet"
+    assert "loss" not in values(exporter.format_metrics()), "not reported yet"
     exporter.note("loss", loss=0.25)
-    seen = values(exporter.text())
-    assert (seen["step"], seen["steps"], seen["loss"]) == (2, 40, 0.25)
-    assert (seen["members"], seen["workers"]) == (1, 1) and seen[
-        "generation"
-    ] == exporter.membership.published_generation
-    assert seen['events_total{event="lost"}'] == 1 and seen['events_total{event="join"}'] == 2
-    assert seen['worker_seconds{kind="trained"}'] > 0 and 'worker_seconds{kind="lost"}' in seen
+    seen = values(exporter.format_metrics())
+    assert seen["step"] == 2
+    assert seen["steps"] == 40
+    assert seen["loss"] == 0.25
+    assert seen["members"] == 1
+    assert seen["workers"] == 1
+    assert seen["generation"] == exporter.membership.published_generation
+    assert seen['events_total{event="lost"}'] == 1
+    assert seen['events_total{event="join"}'] == 2
+    assert seen['worker_seconds{kind="trained"}'] > 0
+    assert 'worker_seconds{kind="lost"}' in seen
 
 
 def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
     exporter = exporter_of_a_training()
     for step in range(3, 3 * MAX_STEP_TIMES):
         exporter.note("step", step=step)
-    assert (
-        len(exporter.accounts.points) <= MAX_STEP_TIMES
-        and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
-    )
+    assert len(exporter.accounts.points) <= MAX_STEP_TIMES
+    assert len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
 
 
 def test_the_exporter_answers_http_and_survives_silent_clients_and_large_requests() -> None:
@@ -82,9 +88,8 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
         assert b"200" not in await get(port, b"x" * 100_000)
         head, _, body = (await get(port)).partition(b"\r\n\r\n")
-        assert (
-            head.startswith(b"HTTP/1.1 200 OK") and f"Content-Length: {len(body)}".encode() in head
-        )
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert f"Content-Length: {len(body)}".encode() in head
         assert values(body)["step"] == 2
 
         for _, writer in silent:
@@ -100,4 +105,4 @@ def test_malformed_events_do_not_change_the_metrics() -> None:
     exporter.note("step", step="many")
     with pytest.raises(KeyError):
         exporter.note("loss")
-    assert values(exporter.text())["step"] == 2
+    assert values(exporter.format_metrics())["step"] == 2

@@ -31,5 +31,6 @@ def test_a_coordinator_reuses_the_model_of_an_identical_training(crew: "Crew", s
     models = [
         json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"] for prefix in (first, second)
     ]
-    assert models[0] == models[1] and s3.get(f"{second}/cached").decode() == first
+    assert models[0] == models[1]
+    assert s3.get(f"{second}/cached").decode() == first
     assert s3.get(f"{first}/model/model.safetensors") == s3.get(f"{second}/model/model.safetensors")

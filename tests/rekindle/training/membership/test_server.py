@@ -16,7 +16,7 @@ from rekindle.training.membership.state_machine import (
     MAX_CRASHES,
     MAX_FRUITLESS_GROUPS,
     REMINDER_INTERVAL_S,
-    Membership,
+    MembershipStateMachine,
 )
 from tests.rekindle.training.membership.members import config, hello, started
 
@@ -31,7 +31,7 @@ class Run(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.config = config()
-        self.membership = Membership(self.config)
+        self.membership = MembershipStateMachine(self.config)
         self.opened: dict[str, int] = {}  # live worker → newest generation it has received
         self.acked: dict[str, int] = {}
         # live worker → newest group it has received
@@ -53,7 +53,8 @@ class Run(RuleBasedStateMachine):
             elif "members" in message:
                 members = tuple(id for id, _ in message["members"])
                 assert self.published.setdefault(message["generation"], members) == members
-                assert worker in members and self.acked[worker] == message["generation"]
+                assert worker in members
+                assert self.acked[worker] == message["generation"]
                 self.group[worker] = message["generation"], members
                 self.training.add(worker)
             elif "dropped" in message:
@@ -106,7 +107,7 @@ class Run(RuleBasedStateMachine):
         if worker not in self.frozen | self.dropped and self.acked[worker] < self.opened[worker]:
             self.acked[worker] = self.opened[worker]
             self.training.discard(worker)
-            self.membership.ack(self.now, worker, self.opened[worker], self.step)
+            self.membership.acknowledge(self.now, worker, self.opened[worker], self.step)
             self.deliver()
 
     @precondition(lambda self: self.opened)
@@ -137,14 +138,14 @@ class Run(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.opened)))
         if worker not in self.dropped:
             with pytest.raises(ValueError, match="was never opened"):
-                self.membership.ack(self.now, worker, self.membership.generation + 1, 1)
+                self.membership.acknowledge(self.now, worker, self.membership.generation + 1, 1)
             with pytest.raises(ValueError, match="was never opened"):
                 self.membership.report_failure(self.now, worker, self.membership.generation + 1)
 
     @rule(data=st.data())
     def coordinator_restarts(self, data: st.DataObject) -> None:
         """Restart it: workers reconnect in any order, frozen workers later, some never."""
-        self.membership = Membership(self.config)
+        self.membership = MembershipStateMachine(self.config)
         # later numbers may be reused: no worker has received them
         newest = max(self.opened.values(), default=0)
 
@@ -200,9 +201,8 @@ class Run(RuleBasedStateMachine):
 
         members = set(self.membership.members)
         assert self.membership.is_published
-        assert members <= set(self.opened) and len(members) == min(
-            len(self.opened), self.config.max_workers
-        )
+        assert members <= set(self.opened)
+        assert len(members) == min(len(self.opened), self.config.max_workers)
         assert {self.group[worker] for worker in members} == {
             (self.membership.generation, tuple(self.membership.members))
         }
@@ -246,7 +246,7 @@ def test_a_silent_worker_is_dropped_and_the_others_continue() -> None:
     } in membership.events
 
     for worker in "ab":
-        membership.ack(2.3, worker, 2, 1)
+        membership.acknowledge(2.3, worker, 2, 1)
 
     assert membership.members == ["a", "b"]
 
@@ -257,7 +257,8 @@ def test_a_step_proves_that_members_are_alive_but_not_that_spares_are_alive() ->
     for tenth in range(10, 60):
         membership.heartbeat(tenth / 10, "a", tenth)
         membership.tick(tenth / 10)
-    assert membership.is_published and sorted(membership.alive_workers) == ["a", "b", "c", "d"]
+    assert membership.is_published
+    assert sorted(membership.alive_workers) == ["a", "b", "c", "d"]
     membership.heartbeat(7, "a", 59)
     membership.tick(7)
     assert sorted(membership.alive_workers) == ["a"]
@@ -267,7 +268,8 @@ def test_no_worker_is_dropped_after_a_pause_of_the_coordinator() -> None:
     membership = started("a", "b", "c")
     membership.exclude_pause(30)
     membership.tick(JOIN_TIMEOUT_S + 30)
-    assert membership.is_published and not membership.outbox
+    assert membership.is_published
+    assert not membership.outbox
 
 
 def test_a_hung_worker_is_dropped_and_informed() -> None:
@@ -285,19 +287,20 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     assert ("a", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "ab":
-        membership.ack(41, worker, 2, -1)
+        membership.acknowledge(41, worker, 2, -1)
 
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) - 1)
     assert "c" in membership.alive_workers
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) + 1)
-    assert ("c", {"dropped": "hung"}) in membership.outbox and membership.members == ["a", "b"]
+    assert ("c", {"dropped": "hung"}) in membership.outbox
+    assert membership.members == ["a", "b"]
 
 
 def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     membership = started("a", "b", "c")
     # a, b and c cannot acknowledge it: b and c wait for the state that a reads
     membership.join(1, hello("d"))
-    membership.ack(1, "d", 2, -1)
+    membership.acknowledge(1, "d", 2, -1)
 
     def live(since: int, until: int, busy: str = "") -> None:
         for now in range(since, until):
@@ -306,63 +309,68 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
             membership.tick(now)
 
     live(1, 100, busy="a")
-    assert set(membership.alive_workers) == set("abcd") and not membership.must_abort
+    assert set(membership.alive_workers) == set("abcd")
+    assert not membership.must_abort
     live(100, 121)  # now a hangs, but the others do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "bc":
-        membership.ack(121, worker, 2, -1)
+        membership.acknowledge(121, worker, 2, -1)
 
     live(121, 143)
-    assert membership.is_published and membership.members == ["b", "c", "d"]
+    assert membership.is_published
+    assert membership.members == ["b", "c", "d"]
 
 
 def test_a_new_coordinator_adopts_the_existing_group() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "bac":
         membership.join(0, hello(worker, **about))
 
-    assert (
-        membership.is_published
-        and membership.generation == 5
-        and membership.members == ["a", "b", "c"]
-    )
+    assert membership.is_published
+    assert membership.generation == 5
+    assert membership.members == ["a", "b", "c"]
 
     assert not membership.outbox
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
 
     for worker in "ba":  # c died with the coordinator; the others notice it in the next step
         membership.join(0, hello(worker, **about))
 
     for worker in "ba":
         membership.report_failure(0.1, worker, 5)
-        membership.ack(0.1, worker, 6, 7)
+        membership.acknowledge(0.1, worker, 6, 7)
         membership.heartbeat(1.2, worker, 7)
 
     membership.tick(1.2)
-    assert membership.members == ["a", "b"] and membership.generation == 6
+    assert membership.members == ["a", "b"]
+    assert membership.generation == 6
 
 
 def test_a_new_coordinator_skips_a_generation_number_that_may_be_published() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     membership.join(0, hello("a", generation=5, group=0, peers=["a", "b"]))
     membership.join(0, hello("b", generation=5, group=5, peers=["a", "b"]))
-    assert membership.generation == 6 and not membership.is_published
+    assert membership.generation == 6
+    assert not membership.is_published
     assert ("b", {"open": 6, "hard": True}) in membership.outbox
 
 
 def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> None:
-    run = Membership(config(min_workers=1, max_workers=4))
+    run = MembershipStateMachine(config(min_workers=1, max_workers=4))
     run.join(0.0, hello("fresh"))
-    assert (run.generation, run.is_published) == (1, False)
+    assert run.generation == 1
+    assert run.is_published is False
     run.join(0.1, hello("old") | {"generation": 1, "group": 0, "peers": ["old", "gone"]})
     asked = [
         message["open"] for worker, message in run.outbox if worker == "old" and "open" in message
     ]
-    assert asked and asked[-1] > 1  # otherwise it and the coordinator would wait for each other
+    assert asked
+    # otherwise it and the coordinator would wait for each other
+    assert asked[-1] > 1
     for worker in ("fresh", "old"):
-        run.ack(0.2, worker, run.generation, 3)
+        run.acknowledge(0.2, worker, run.generation, 3)
     run.tick(0.2 + JOIN_TIMEOUT_S)
     assert sorted(run.members) == ["fresh", "old"]
 
@@ -372,7 +380,7 @@ def test_groups_that_break_repeatedly_are_delayed_and_logged() -> None:
     for generation in range(1, MAX_FRUITLESS_GROUPS + 2):
         membership.report_failure(2, "a", generation)
         for worker in "ab":
-            membership.ack(2, worker, generation + 1, -1)
+            membership.acknowledge(2, worker, generation + 1, -1)
     assert not membership.is_published
     assert "can the workers reach each other?" in membership.log[-1]
     for worker in "ab":
@@ -384,7 +392,7 @@ def test_groups_that_break_repeatedly_are_delayed_and_logged() -> None:
 def test_the_reason_for_a_wait_is_logged_at_intervals() -> None:
     membership = started("a", "b", min_workers=2)
     membership.remove(2, "b")
-    membership.ack(2, "a", 2, -1)
+    membership.acknowledge(2, "a", 2, -1)
     for second in range(2, 3 + int(2 * REMINDER_INTERVAL_S)):
         membership.heartbeat(second, "a", -1)
         membership.tick(second)
@@ -410,21 +418,22 @@ def test_too_few_workers_wait_for_more() -> None:
     membership = started("a", "b", "c")
     membership.remove(2, "b")
     membership.remove(2, "c")
-    membership.ack(2, "a", 2, 1)
+    membership.acknowledge(2, "a", 2, 1)
     membership.tick(3)
     assert not membership.is_published
     membership.join(4, hello("d"))
-    membership.ack(4, "d", 2, -1)
+    membership.acknowledge(4, "d", 2, -1)
     assert membership.members == ["a", "d"]
 
 
 def test_workers_beyond_max_workers_are_spares_until_one_is_lost() -> None:
     membership = started("a", "b", "c", "d")
     membership.join(2, hello("e"))
-    assert membership.is_published and {worker for worker, _ in membership.outbox} == {"e"}
+    assert membership.is_published
+    assert {worker for worker, _ in membership.outbox} == {"e"}
     membership.remove(3, "a")
     for worker in "bcde":
-        membership.ack(3, worker, 2, 1)
+        membership.acknowledge(3, worker, 2, 1)
     assert membership.members == ["b", "c", "d", "e"]
 
 
@@ -457,7 +466,7 @@ def test_one_fault_reported_by_all_workers_counts_once() -> None:
 
 
 def test_crashes_of_workers_with_new_names_end_the_run() -> None:
-    membership = Membership(config(workers=1, min_workers=1))
+    membership = MembershipStateMachine(config(workers=1, min_workers=1))
     for worker in "abc":
         assert membership.verdict is None
         membership.report_error(worker, "boom", 1)
@@ -468,20 +477,16 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
 def test_after_a_restart_the_running_group_has_priority_over_an_early_worker_with_other_bits() -> (
     None
 ):
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     about: dict[str, Any] = {"generation": 7, "group": 7, "peers": ["a", "b"], "step": 9}
     membership.join(0, hello("a", **about))
     membership.join(0, hello("b", **about))
     refused = {id: message["refused"] for id, message in membership.outbox if "refused" in message}
-    assert (
-        list(refused) == ["x"]
-        and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
-    )
-    assert (
-        membership.members == ["a", "b"] == list(membership.alive_workers)
-        and membership.is_published
-    )
+    assert list(refused) == ["x"]
+    assert 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
+    assert membership.members == ["a", "b"] == list(membership.alive_workers)
+    assert membership.is_published
     membership.join(1, hello("x", fingerprint={"torch": "3"}))
     assert "refused" in membership.outbox[-1][1]
 
@@ -490,18 +495,20 @@ def test_a_worker_with_another_torch_build_is_refused_by_name() -> None:
     membership = started("a", "b")
     membership.join(2, hello("c", fingerprint={"torch": "3"}))
     (worker, message), *rest = membership.outbox
-    assert worker == "c" and not rest and membership.is_published
+    assert worker == "c"
+    assert not rest
+    assert membership.is_published
     assert message["refused"].startswith('worker "c" is refused: its torch is 3 and not 2.')
 
 
 def test_a_worker_lost_before_the_first_group_does_not_fix_the_fingerprint() -> None:
-    membership = Membership(config(workers=2))
+    membership = MembershipStateMachine(config(workers=2))
     membership.join(0, hello("x", fingerprint={"torch": "3"}))
     membership.remove(0, "x")
     for worker in "ab":
         membership.join(0, hello(worker))
     for worker in "ab":
-        membership.ack(0, worker, membership.generation, -1)
+        membership.acknowledge(0, worker, membership.generation, -1)
     assert membership.members == ["a", "b"]
     for worker in "ab":
         membership.remove(1, worker)
@@ -511,7 +518,7 @@ def test_a_worker_lost_before_the_first_group_does_not_fix_the_fingerprint() -> 
 
 def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> None:
     chosen = {"instruction set": "x86_64 AVX512"}
-    membership = Membership(config(workers=2, fingerprint=chosen))
+    membership = MembershipStateMachine(config(workers=2, fingerprint=chosen))
     membership.join(0, hello("x", fingerprint={"torch": "2", "instruction set": "x86_64 AVX2"}))
     assert (
         "its instruction set is x86_64 AVX2 and not x86_64 AVX512"
@@ -523,7 +530,7 @@ def test_on_mixed_nodes_the_config_chooses_the_kind_of_node_that_trains() -> Non
 
 
 def test_a_run_whose_workers_are_always_refused_ends_with_the_reason() -> None:
-    membership = Membership(config(min_workers=2, hung_seconds=20))
+    membership = MembershipStateMachine(config(min_workers=2, hung_seconds=20))
     membership.join(0, hello("a"))
     for now in range(0, 30, 6):
         membership.heartbeat(now, "a", -1)
@@ -531,7 +538,8 @@ def test_a_run_whose_workers_are_always_refused_ends_with_the_reason() -> None:
         assert (membership.verdict is not None) == (now > 20)
     assert membership.verdict
     code, text = membership.verdict
-    assert code == 78 and text.startswith('worker "pod-1" is refused: its torch is 3 and not 2.')
+    assert code == 78
+    assert text.startswith('worker "pod-1" is refused: its torch is 3 and not 2.')
 
 
 def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
@@ -540,9 +548,9 @@ def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
         for worker in "ab":
             membership.heartbeat(now, worker, now)
         membership.join(now, hello(f"x{now}", fingerprint={"torch": "3"}))
-    assert (
-        membership.verdict is None and membership.is_published and membership.members == ["a", "b"]
-    )
+    assert membership.verdict is None
+    assert membership.is_published
+    assert membership.members == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -571,7 +579,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
     claim: dict[str, Any], restarted: bool
 ) -> None:
     if restarted:
-        membership = Membership(config(min_workers=2, max_workers=3))
+        membership = MembershipStateMachine(config(min_workers=2, max_workers=3))
     else:
         membership = started("a", "b")
 
@@ -593,7 +601,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
         for worker, message in membership.outbox:
             if "open" in message and worker in "ab" and worker in membership.alive_workers:
                 opened = max(opened, message["open"])
-                membership.ack(now, worker, opened, 7)
+                membership.acknowledge(now, worker, opened, 7)
 
         membership.outbox.clear()
         for worker in membership.alive_workers.keys() & {"a", "b"}:
@@ -601,11 +609,9 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
 
         membership.tick(now)
 
-    assert (
-        membership.is_published
-        and set(membership.members) == {"a", "b"}
-        and membership.verdict is None
-    )
+    assert membership.is_published
+    assert set(membership.members) == {"a", "b"}
+    assert membership.verdict is None
 
     assert membership.fingerprint == {"torch": "2"}
 
@@ -617,10 +623,11 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
 
     put = {"put": 1, "key": "0", "value": "eA=="}
     for worker, message in (("e", put), ("a", put | {"put": 0}), ("a", put | {"put": 2})):
-        membership.exchange(worker, message)
-        assert not (membership.outbox or membership.values)
+        membership.forward_value(worker, message)
+        assert not membership.outbox
+        assert not membership.values
 
-    membership.exchange("a", put)
+    membership.forward_value("a", put)
     assert membership.outbox == [(worker, put) for worker in "bcd"]
     membership.outbox.clear()
     about = {"generation": 1, "group": 1, "peers": ["a", "b", "c", "d"]}
@@ -629,7 +636,7 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
 
     with pytest.raises(ValueError, match="values of each member"):
         for number in range(1000):
-            membership.exchange("a", put | {"key": f"{number}"})
+            membership.forward_value("a", put | {"key": f"{number}"})
 
 
 @pytest.mark.slow

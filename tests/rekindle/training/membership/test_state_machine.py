@@ -6,33 +6,38 @@ from typing import Any
 
 import pytest
 
-from rekindle.training.membership.state_machine import CrashCounter, Membership, join_names
+from argolocal.common.wording import first_names
+from rekindle.training.membership.state_machine import (
+    CrashCounter,
+    MembershipStateMachine,
+)
 from tests.rekindle.training.membership.members import config, hello, started
 
 
-def of_kind(membership: Membership, kind: str) -> list[dict[str, Any]]:
+def of_kind(membership: MembershipStateMachine, kind: str) -> list[dict[str, Any]]:
     return [event for event in membership.events if event["event"] == kind]
 
 
-def with_workers(*workers: str, **settings: Any) -> Membership:
+def with_workers(*workers: str, **settings: Any) -> MembershipStateMachine:
     """Return a run whose workers have joined and acknowledged, all at time 0."""
-    membership = Membership(config(**settings))
+    membership = MembershipStateMachine(config(**settings))
     for worker in workers:
         membership.join(0, hello(worker))
     for worker in workers:
-        membership.ack(0, worker, membership.generation, -1)
+        membership.acknowledge(0, worker, membership.generation, -1)
     return membership
 
 
 def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     membership = with_workers("a", "b", workers=3)
-    assert not (
-        membership.has_quorum(0.9) or membership.lacks_workers or membership.unacknowledged_ids
-    )
+    assert not membership.has_quorum(0.9)
+    assert not membership.lacks_workers
+    assert not membership.unacknowledged_ids
     membership.tick(0.9)
     assert not membership.is_published
     membership.tick(1.0)
-    assert membership.is_published and membership.members == ["a", "b"]
+    assert membership.is_published
+    assert membership.members == ["a", "b"]
     assert with_workers("a", "b", "c", workers=3).is_published, "no wait when all have joined"
 
 
@@ -41,11 +46,12 @@ def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_befo
     for worker in "ab":
         membership.remove(5, worker)
     membership.join(5, hello("c"))
-    membership.ack(5, "c", 2, -1)
+    membership.acknowledge(5, "c", 2, -1)
     membership.join(5, hello("d"))
     assert not membership.is_published
-    membership.ack(5, "d", 2, -1)
-    assert membership.is_published and membership.members == ["c", "d"]
+    membership.acknowledge(5, "d", 2, -1)
+    assert membership.is_published
+    assert membership.members == ["c", "d"]
 
 
 def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
@@ -55,7 +61,7 @@ def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
     for generation in range(1, 14):
         membership.report_failure(2, "a", generation)
         for worker in "ab":
-            membership.ack(2, worker, generation + 1, -1)
+            membership.acknowledge(2, worker, generation + 1, -1)
 
         if not membership.is_published:
             pauses.append(round(membership.join_deadline - 2, 9))
@@ -88,11 +94,11 @@ def test_the_ledger_has_each_join_once_and_the_first_step() -> None:
 
 
 def test_the_ledger_has_the_step_of_a_restored_state() -> None:
-    membership = Membership(config(workers=2))
+    membership = MembershipStateMachine(config(workers=2))
     membership.join(0, hello("a", step=7))
     membership.join(0, hello("b", step=3))
     for worker in "ab":
-        membership.ack(0, worker, 1, 3)
+        membership.acknowledge(0, worker, 1, 3)
     assert [event["step"] for event in of_kind(membership, "generation")] == [7]
 
 
@@ -113,7 +119,7 @@ def test_a_member_that_missed_the_member_list_interrupts_the_others() -> None:
 
 
 def test_a_worker_that_joins_during_an_open_generation_receives_its_number() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     membership.join(0, hello("a"))
     assert membership.outbox == [("a", {"open": 1, "hard": True})]
     membership.outbox.clear()
@@ -130,11 +136,11 @@ def test_a_failure_report_counts_as_a_sign_of_life() -> None:
 
 
 def test_after_a_coordinator_restart_previous_members_have_priority() -> None:
-    membership = Membership(config(min_workers=1, max_workers=1, workers=1))
+    membership = MembershipStateMachine(config(min_workers=1, max_workers=1, workers=1))
     membership.join(0, hello("new"))
     membership.join(0, hello("old", generation=5, group=0, peers=["old", "gone"], step=9))
     for worker in ("new", "old"):
-        membership.ack(0.1, worker, membership.generation, 9)
+        membership.acknowledge(0.1, worker, membership.generation, 9)
     membership.tick(1.0)
     assert membership.members == ["old"]
 
@@ -149,7 +155,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
     assert membership.verdict is None, "the refused worker has waited for one second"
     membership = started("a", "b", "c", hung_seconds=20)
     membership.remove(2, "c")
-    membership.ack(2, "a", 2, -1)
+    membership.acknowledge(2, "a", 2, -1)
     membership.heartbeat(2, "b", -1, busy=True)
     membership.exclude_pause(30)
 
@@ -174,7 +180,8 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
     for worker in "ab":
         membership.heartbeat(21.1, worker, -1)
     membership.tick(21.1)
-    assert not membership.is_published and membership.log == [
+    assert not membership.is_published
+    assert membership.log == [
         "no step for 20 s, although all workers are alive: probing each of them"
     ]
 
@@ -191,18 +198,19 @@ def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
 def test_a_group_may_exchange_sixteen_values_per_member() -> None:
     membership = started("a", "b")
     for number in range(32):
-        membership.exchange("a", {"put": 1, "key": f"{number}", "value": ""})
+        membership.forward_value("a", {"put": 1, "key": f"{number}", "value": ""})
     assert len(membership.values) == 32
     with pytest.raises(ValueError, match="more than 16 values"):
-        membership.exchange("a", {"put": 1, "key": "one more", "value": ""})
+        membership.forward_value("a", {"put": 1, "key": "one more", "value": ""})
     membership.report_failure(2, "a", 1)
     for worker in "ab":
-        membership.ack(2, worker, 2, -1)
-    assert membership.is_published and not membership.values, "values belong to one group"
+        membership.acknowledge(2, worker, 2, -1)
+    assert membership.is_published
+    assert not membership.values, "values belong to one group"
 
 
 def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
-    membership = Membership(config())
+    membership = MembershipStateMachine(config())
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "ab":
         membership.join(0, hello(worker, **about))
@@ -231,8 +239,8 @@ def test_errors_count_until_a_newer_step_and_once_per_member() -> None:
 
 def test_a_long_list_of_names_is_truncated() -> None:
     names = [f"w{number}" for number in range(22)]
-    assert join_names(names[:20]) == " ".join(names[:20])
-    assert join_names(names) == " ".join(names[:20]) + " and 2 more"
+    assert first_names(names[:20], 20, " ") == " ".join(names[:20])
+    assert first_names(names, 20, " ") == " ".join(names[:20]) + " and 2 more"
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "joined"])
@@ -246,16 +254,17 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
 
     assert not membership.is_published
     for worker in "ab" if probed else "a":
-        membership.ack(opened, worker, 2, -1)
+        membership.acknowledge(opened, worker, 2, -1)
 
     hung, last = ("c", opened + 30) if probed else ("b", opened + 60)
     live(membership, [*membership.alive_workers], last)
     assert hung in membership.alive_workers
     live(membership, [*membership.alive_workers], last + 0.1)
-    assert hung not in membership.alive_workers and (hung, {"dropped": "hung"}) in membership.outbox
+    assert hung not in membership.alive_workers
+    assert (hung, {"dropped": "hung"}) in membership.outbox
 
 
-def live(membership: Membership, workers: Iterable[str], now: float) -> None:
+def live(membership: MembershipStateMachine, workers: Iterable[str], now: float) -> None:
     for worker in workers:
         membership.heartbeat(now, worker, -1)
     membership.tick(now)

@@ -15,8 +15,8 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.gate import Metric
 from rekindle.storage import Store
 from rekindle.training.computation import open_samples
-from rekindle.training.selection.choice import best_of, validate
-from rekindle.training.selection.fitting import check_repeatable, check_saved, write
+from rekindle.training.selection.choice import compute_validation, find_best_family
+from rekindle.training.selection.fitting import check_repeatable, check_saved_model, write_model
 from rekindle.training.spec import TrainingSpec
 from steps.families import choose, fit
 
@@ -49,15 +49,17 @@ def constant_network(folder: Path, value: float) -> Path:
     for parameter in model.parameters():
         parameter.data.zero_()
     model[2].bias.data.fill_(value)
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "network")
-    write(folder, model, spec.identity())
+    spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN, "network")
+    write_model(folder, model, spec.identity())
     return folder
 
 
 def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: Path) -> None:
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN, "line")
     training, held_out = open_samples(spec, product, dataset)
-    assert held_out and len(training) == 400 and len(held_out) == 100
+    assert held_out
+    assert len(training) == 400
+    assert len(held_out) == 100
     expected = product.line(product.Model(), {})
 
     with torch.no_grad():
@@ -69,7 +71,8 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     weights = load_file(first / "model.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
     description = json.loads((first / "model.json").read_text())
-    assert (description["family"], description["train"]["validation"]) == ("line", 0.2)
+    assert description["family"] == "line"
+    assert description["train"]["validation"] == 0.2
 
 
 def choose_inputs(dataset: Path, store: Store, prefix: str) -> choose.Inputs:
@@ -137,15 +140,15 @@ def test_the_family_with_the_lower_validation_loss_is_chosen(
 
 def test_validation_is_the_mean_over_all_held_out_samples(product: Any, dataset: Path) -> None:
     # the last batch is smaller
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")
+    spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")
     _, held_out = open_samples(spec, product, dataset)
     assert held_out
     model = product.line(product.Model(), {})
     inputs, targets = held_out.batch(torch.arange(len(held_out)))
     expected = (model(inputs) - targets).square().mean().item()
-    assert validate(spec, product, model, held_out, torch.device("cpu"))["loss"] == pytest.approx(
-        expected, rel=1e-5
-    )
+    assert compute_validation(spec, product, model, held_out, torch.device("cpu"))[
+        "loss"
+    ] == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
@@ -155,17 +158,19 @@ def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
         "c": {"loss": 1.0, "score": math.nan},
     }
 
-    assert best_of(values, Metric("loss", better="lower")) == "b"  # of equal ones the first
-    assert best_of(values, Metric("score")) == "b"
-    assert best_of({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
+    assert (
+        find_best_family(values, Metric("loss", better="lower")) == "b"
+    )  # of equal ones the first
+    assert find_best_family(values, Metric("score")) == "b"
+    assert find_best_family({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
 
     with pytest.raises(DataError, match="score of c is not a number on the held-out samples"):
-        best_of({"c": values["c"]}, Metric("score"))
+        find_best_family({"c": values["c"]}, Metric("score"))
 
     with pytest.raises(
         ConfigError, match=r'chosen_by is Metric\("auc"\), but validation of a has loss, score'
     ):
-        best_of(values, Metric("auc"))
+        find_best_family(values, Metric("auc"))
 
 
 def test_families_without_held_out_samples_cannot_be_compared(s3: Store, dataset: Path) -> None:
@@ -188,17 +193,17 @@ def test_a_model_whose_state_is_not_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return a tensor"
     ):
-        write(tmp_path / "model", Booster(), {})
+        write_model(tmp_path / "model", Booster(), {})
 
 
 def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
     product: Any, dataset: Path, tmp_path: Path
 ) -> None:
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN, "line")
     samples, _ = open_samples(spec, product, dataset)
     model = product.line(product.Model(), {})
-    write(tmp_path / "saved", model, {})
-    check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+    write_model(tmp_path / "saved", model, {})
+    check_saved_model(spec, product, dataset, model, samples, tmp_path / "saved")
 
     with torch.no_grad():
         product.fit_line(model, samples)
@@ -206,17 +211,17 @@ def test_a_fitted_model_that_loses_its_fit_when_it_is_saved_is_refused(
     with pytest.raises(
         ConfigError, match=r"has a loss of [\d.]+, and [\d.]+ if it is loaded\. Keep all"
     ):
-        check_saved(spec, product, dataset, model, samples, tmp_path / "saved")
+        check_saved_model(spec, product, dataset, model, samples, tmp_path / "saved")
 
-    write(tmp_path / "other", torch.nn.Linear(3, 1), {})
+    write_model(tmp_path / "other", torch.nn.Linear(3, 1), {})
     with pytest.raises(ConfigError, match=r"the fitted model cannot be loaded \(.*\)\. Keep all"):
-        check_saved(spec, product, dataset, model, samples, tmp_path / "other")
+        check_saved_model(spec, product, dataset, model, samples, tmp_path / "other")
 
 
 def test_a_fit_that_differs_when_it_is_repeated_is_refused(
     product: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN, "line")
     samples, _ = open_samples(spec, product, dataset)
     model = product.line(product.Model(), {})
 

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.training.sweep import budget
-from rekindle.training.sweep.halving import Job, best_trials, final_job, next_job, result_counts
+from rekindle.training.sweep.halving import (
+    Job,
+    choose_final_job,
+    choose_next_job,
+    rank_trials,
+    usable_result_counts,
+)
 from rekindle.training.sweep.sweep_config import Sweep
 
 SPACE = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}}
@@ -48,12 +54,14 @@ def run(
 
 
 def decide(sweep: Sweep, jobs: list[Job], values: dict[Job, float]) -> Job | None:
-    for number in result_counts(sweep, jobs, values):
-        job = next_job(sweep, jobs, {job: values[job] for job in jobs[:number] if job in values})
+    for number in usable_result_counts(sweep, jobs, values):
+        job = choose_next_job(
+            sweep, jobs, {job: values[job] for job in jobs[:number] if job in values}
+        )
         if job:
             return job
     if all(job in values for job in jobs):
-        return final_job(sweep, jobs, values)
+        return choose_final_job(sweep, jobs, values)
     return None
 
 
@@ -64,20 +72,19 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
 ) -> None:
     expected, values = run(sweep, 1, random.Random(seed), chance)
     jobs, other_values = run(sweep, min(pods, sweep.decision_lag), random.Random(seed), chance)
-    assert jobs == expected and str(sorted(other_values.items(), key=str)) == str(
-        sorted(values.items(), key=str)
-    )
-    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count)) and len(
-        set(jobs)
-    ) == len(jobs)
+    assert jobs == expected
+    assert str(sorted(other_values.items(), key=str)) == str(sorted(values.items(), key=str))
+    assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count))
+    assert len(set(jobs)) == len(jobs)
     finite = [job for job in jobs if math.isfinite(values[job])]
     assert not finite or any(job.rung == sweep.rungs - 1 for job in finite)
 
     for trial in range(sweep.trial_count):
         rungs = [job.rung for job in jobs if job.trial == trial]
-        assert rungs == sorted(rungs) and math.isclose(
+        assert rungs == sorted(rungs)
+        assert math.isclose(
             sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial),
-            sweep.share(rungs[-1]),
+            sweep.step_share(rungs[-1]),
         )
 
 
@@ -90,13 +97,15 @@ def test_a_slow_trial_does_not_hold_the_other_trials_of_its_rung() -> None:
         if job != Job(9, 0):
             values[job] = float(job.trial)
     held = jobs[jobs.index(Job(9, 0)) + 1 :]
-    assert len(held) == sweep.decision_lag - 1 and {job.rung for job in held} == {0, 1}
+    assert len(held) == sweep.decision_lag - 1
+    assert {job.rung for job in held} == {0, 1}
 
 
 def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
     sweep = Sweep.model_validate({"space": SPACE, "trials": 27})
     costs = [cost(sweep, seed) for seed in range(50)]
-    assert min(costs) >= 7 / 27 - 1e-9 and sum(costs) / len(costs) < 1 / 3
+    assert min(costs) >= 7 / 27 - 1e-9
+    assert sum(costs) / len(costs) < 1 / 3
 
 
 def cost(sweep: Sweep, seed: int) -> float:
@@ -109,10 +118,10 @@ def cost(sweep: Sweep, seed: int) -> float:
 def test_the_choice_of_trials_depends_only_on_their_values(
     values: dict[int, float | None], count: int, better: str, chance: random.Random
 ) -> None:
-    chosen = best_trials(values, count, better)
+    chosen = rank_trials(values, count, better)
     shuffled = list(values.items())
     chance.shuffle(shuffled)
-    assert best_trials(dict(shuffled), count, better) == chosen
+    assert rank_trials(dict(shuffled), count, better) == chosen
 
     finite = {
         number: value
@@ -120,7 +129,8 @@ def test_the_choice_of_trials_depends_only_on_their_values(
         if value is not None and math.isfinite(value)
     }
 
-    assert len(chosen) == min(count, len(finite)) and set(chosen) <= set(finite)
+    assert len(chosen) == min(count, len(finite))
+    assert set(chosen) <= set(finite)
     sign = 1 if better == "lower" else -1
     dropped = finite.keys() - set(chosen)
     assert all((sign * finite[a], a) < (sign * finite[b], b) for a in chosen for b in dropped)
@@ -146,7 +156,7 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(
         if job and not stopped and budget.compute_excess(sweep, job, jobs, values, seconds):
             stopped = True
         if stopped:
-            job = None if running else final_job(sweep, jobs, values)
+            job = None if running else choose_final_job(sweep, jobs, values)
 
         if job:
             jobs.append(job)
@@ -160,7 +170,7 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(
             break
 
     used = sum(seconds.values()) / 3600
-    unknown = pods * sweep.share(0)
+    unknown = pods * sweep.step_share(0)
     assert used <= max(hours, unknown + 1) + 1e-6
     assert not stopped or used >= hours - 1 - 1e-6
     assert any(job.rung == sweep.rungs - 1 for job in jobs)

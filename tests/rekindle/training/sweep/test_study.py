@@ -41,7 +41,7 @@ def loss(settings: Settings) -> float:
 
 def finish(study: Study, trial: Trial, rung: int, why: str = "") -> None:
     """Write the result of a trial like its pod."""
-    output = study.output(trial.number, rung)
+    output = study.output_prefix(trial.number, rung)
     if why:
         study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
         return
@@ -56,10 +56,10 @@ def run_pod(
 ) -> None:
     """Train the trials of a pod, which is `killed` and replaced at random moments."""
     study = Study(study.store, study.root, study.sweep)
-    while claim := study.claim(pod, default, WHOLE):
+    while claim := study.claim_trial(pod, default, WHOLE):
         if killed and killed.random() < 0.5:
             study = Study(study.store, study.root, study.sweep)
-            assert study.claim(pod, default, WHOLE) == claim
+            assert study.claim_trial(pod, default, WHOLE) == claim
         finish(study, *claim)
 
 
@@ -72,16 +72,16 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda pod: run_pod(other, pod, killed=random.Random(pod)), range(3)))
 
-    assert other.read() == trials and other.jobs == study.jobs
-    assert trials[0].settings == DEFAULT and [trial.number for trial in trials] == list(range(9))
+    assert other.read() == trials
+    assert other.jobs == study.jobs
+    assert trials[0].settings == DEFAULT
+    assert [trial.number for trial in trials] == list(range(9))
     assert all(isinstance(trial.settings["train.batch_size"], int) for trial in trials)
-    assert study.winner().number == min(
+    assert study.find_winner().number == min(
         range(9), key=lambda number: (loss(trials[number].settings), number)
     )
-    assert (
-        sweep_report.rows(study)[0]["trial"] == study.winner().number
-        and len(sweep_report.table(study)) == 10
-    )
+    assert sweep_report.build_rows(study)[0]["trial"] == study.find_winner().number
+    assert len(sweep_report.format_table(study)) == 10
     assert not sweep_report.describe_untried(study)
 
 
@@ -89,10 +89,11 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
 def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     study: Study, s3: Store
 ) -> None:
-    while (claim := study.claim(0, DEFAULT, WHOLE)) and claim[0].number < 8:
+    while (claim := study.claim_trial(0, DEFAULT, WHOLE)) and claim[0].number < 8:
         finish(study, *claim)
 
-    assert claim and study.jobs[-1] == Job(8, 0)
+    assert claim
+    assert study.jobs[-1] == Job(8, 0)
     with ThreadPoolExecutor(1) as pool:
         other_pod = pool.submit(run_pod, study, 1)
         try:
@@ -103,7 +104,8 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     run_pod(study, 0)
     undisturbed = Study(s3, "alone/search", study.sweep)
     run_pod(undisturbed, 0)
-    assert study.read() == undisturbed.read() and study.jobs == undisturbed.jobs
+    assert study.read() == undisturbed.read()
+    assert study.jobs == undisturbed.jobs
 
 
 @pytest.mark.slow
@@ -112,40 +114,47 @@ def test_the_trial_of_a_lost_pod_is_taken_over(
 ) -> None:
     monkeypatch.setattr("rekindle.training.sweep.study.CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("rekindle.training.sweep.study.TAKEOVER_TIMEOUT_S", 0.5)
-    lost = study.claim(1, DEFAULT, WHOLE)
-    assert lost and lost[0].number == 0
+    lost = study.claim_trial(1, DEFAULT, WHOLE)
+    assert lost
+    assert lost[0].number == 0
     study.record_seconds("1", {Job(0, 0): 20.0})
     run_pod(study, 0)
-    assert len(study.read()) == 9 and study.winner().rung == 1 and Job(0, 0) in study.results
+    assert len(study.read()) == 9
+    assert study.find_winner().rung == 1
+    assert Job(0, 0) in study.results
 
 
 def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) -> None:
-    while claim := study.claim(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
-    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
-    assert sweep_report.rows(study)[-1]["state"] == "failed"
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0]
+    assert study.find_winner().number != 4
+    assert sweep_report.build_rows(study)[-1]["state"] == "failed"
 
 
 def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
-    while claim := study.claim(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim)
         if claim[0].number == 4:
             validation = b'{"step": 1, "loss": null}'
             study.store.put(
-                f"{study.output(claim[0].number, claim[1])}/validation.json", validation
+                f"{study.output_prefix(claim[0].number, claim[1])}/validation.json", validation
             )
-    assert [job.rung for job in study.jobs if job.trial == 4] == [0] and study.winner().number != 4
-    row = sweep_report.rows(study)[-1]
-    assert (row["trial"], row["state"], row["loss"]) == (4, "failed", None)
+    assert [job.rung for job in study.jobs if job.trial == 4] == [0]
+    assert study.find_winner().number != 4
+    row = sweep_report.build_rows(study)[-1]
+    assert row["trial"] == 4
+    assert row["state"] == "failed"
+    assert row["loss"] is None
     assert row["why"].startswith("its loss is not a number: ")
-    assert "NaN" not in to_json(sweep_report.rows(study))
+    assert "NaN" not in to_json(sweep_report.build_rows(study))
 
 
 def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study) -> None:
-    claim = study.claim(0, DEFAULT, WHOLE)
+    claim = study.claim_trial(0, DEFAULT, WHOLE)
     assert claim
     finish(study, *claim)
-    output = study.output(claim[0].number, claim[1])
+    output = study.output_prefix(claim[0].number, claim[1])
 
     best = {
         "best": {"step": 3, "validation_loss": 0.25, "released": True},
@@ -156,7 +165,7 @@ def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study
     study.store.put(f"{output}/model.json", json.dumps(best).encode())
     study.store.put(f"{output}/validation.json", b'{"step": 1, "loss": null}')
 
-    assert study.result(Job(claim[0].number, claim[1])) == {
+    assert study.read_result(Job(claim[0].number, claim[1])) == {
         "value": 0.25,
         "steps": 10,
         "sha256": "0",
@@ -164,10 +173,10 @@ def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study
 
 
 def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: Study) -> None:
-    while claim := study.claim(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged")
     with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
-        study.winner()
+        study.find_winner()
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid"])
@@ -181,7 +190,8 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
     run_pod(study, 0, default={})
     trials = study.read()
     distinct = {json.dumps(trial.settings) for trial in trials}
-    assert len(trials) == 6 and (len(distinct) == 6 or sampler == "random")
+    assert len(trials) == 6
+    assert len(distinct) == 6 or sampler == "random"
 
 
 def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study) -> None:
@@ -189,15 +199,17 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study)
     study.sweep = study.sweep.model_copy(update={"budget": budget})
     seconds: dict[Job, float] = {}
 
-    while claim := study.claim(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, WHOLE):
         job = Job(claim[0].number, claim[1])
         finish(study, *claim)
         seconds[job] = 3600 * step_share(study.sweep, job, study.jobs)
         study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
         study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})
 
-    assert study.hours() == pytest.approx(sum(seconds.values()) / 3600) and 2 <= study.hours() <= 3
-    assert study.winner().rung == 1
+    assert study.read_hours() == pytest.approx(sum(seconds.values()) / 3600)
+    assert 2 <= study.read_hours() <= 3
+    assert study.find_winner().rung == 1
     first, *others = sweep_report.describe_untried(study)
-    assert f"{len(study.read())} of 9 trials were started" in first and len(others) >= 2, others
+    assert f"{len(study.read())} of 9 trials were started" in first, others
+    assert len(others) >= 2, others
     assert any(line.startswith("train.learning_rate: 0.") for line in others), others

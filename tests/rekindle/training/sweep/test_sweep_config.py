@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.training.sweep.sweep_config import Choice, Sweep, default_settings, integer_settings
+from rekindle.training.sweep.sweep_config import (
+    Choice,
+    Sweep,
+    find_integer_settings,
+    select_default_settings,
+)
 
 CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 
@@ -68,19 +73,22 @@ CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 def test_an_invalid_search_space_is_rejected_by_name(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(CONFIG, [setting])
-    assert message in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert message in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_the_first_trial_has_the_values_of_the_config() -> None:
     config = load_config(CONFIG).config
     sweep = getattr(config, "sweep")  # noqa: B009
     values = {"model.channels": 16, "model.dropout": 0.2, "train.learning_rate": 0.003}
-    assert default_settings(sweep, config.train, config.model) == values
-    assert integer_settings(sweep, config.train, config.model) == {
+    assert select_default_settings(sweep, config.train, config.model) == values
+    assert find_integer_settings(sweep, config.train, config.model) == {
         path: path == "model.channels" for path in values
     }
     other = load_config(CONFIG, ["train.learning_rate=0.5"]).config
-    assert default_settings(sweep, other.train, other.model) == {}  # 0.5 is not in the search space
+    assert (
+        select_default_settings(sweep, other.train, other.model) == {}
+    )  # 0.5 is not in the search space
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**4), st.integers(1, 100), st.data())
@@ -93,11 +101,11 @@ def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(
     )
     number = data.draw(st.integers(0, count - 1))
     assert choice.value_count() == count + 1
-    assert choice.holds((low + number * step) / 1000) and choice.holds((low + count * step) / 1000)
-    assert not choice.holds((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
-    assert not choice.holds((low - step) / 1000) and not choice.holds(
-        (low + (count + 1) * step) / 1000
-    )
+    assert choice.allows((low + number * step) / 1000)
+    assert choice.allows((low + count * step) / 1000)
+    assert not choice.allows((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
+    assert not choice.allows((low - step) / 1000)
+    assert not choice.allows((low + (count + 1) * step) / 1000)
 
 
 PRICES = """
@@ -188,7 +196,8 @@ def test_the_pods_of_trials_have_the_queue_the_grace_period_and_the_notices_of_t
     templates = render_manifest(load_config(CONFIG, sets).config)["spec"]["templates"]
     (trial,) = [template for template in templates if template["name"] == "trial"]
     metadata = trial.get("metadata", {})
-    assert (metadata.get("labels", {}), metadata.get("annotations", {})) == (labels, annotations)
+    assert metadata.get("labels", {}) == labels
+    assert metadata.get("annotations", {}) == annotations
     assert trial.get("schedulerName") == scheduler
     assert json.loads(trial["podSpecPatch"])["terminationGracePeriodSeconds"] == 25
     env = {variable["name"]: variable["value"] for variable in trial["container"]["env"]}

@@ -10,7 +10,7 @@ from rekindle.training.launch import notice
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Sweep
-from rekindle.training.sweep.trials import training_spec
+from rekindle.training.sweep.trials import make_training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 from tests.rekindle.training.launch.metadata import EVENT, Metadata
 from tests.waiting import until
@@ -77,16 +77,20 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
     pod = crew._start("struck", argv, {})
     assert pod.code() == 0, pod.said()
-    assert study.read() == calm.read() and study.trials()[0].sha256
+    assert study.read() == calm.read()
+    assert study.trials()[0].sha256
     assert [trial.failure[:15] for trial in study.trials()] == ["", "", "the gradient of"]
     again = crew._start("again", argv, {})
-    assert again.code() == 0 and "trial 0" not in again.said()
+    assert again.code() == 0
+    assert "trial 0" not in again.said()
 
 
 @pytest.mark.slow
 def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: Metadata) -> None:
     study, argv = make_study(s3, "noticed/search", 1)
-    pod = crew._start("noticed", argv, {"TOY_HOLD": "25", notice.VARIABLE: f"aws {cloud.address}"})
+    pod = crew._start(
+        "noticed", argv, {"TOY_HOLD": "25", notice.REKINDLE_NOTICE: f"aws {cloud.address}"}
+    )
     crew.held(25, pod)
     cloud.events = [EVENT]
     until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
@@ -105,14 +109,18 @@ def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_conti
     s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
     pod = crew._start("crashed", argv, {})
     assert pod.code() == 0, pod.said()
-    assert "crashed 3 times" in study.read()[1].failure and study.winner().number == 0
+    assert "crashed 3 times" in study.read()[1].failure
+    assert study.find_winner().number == 0
 
 
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
     study, _ = make_study(s3, "settings/search", 1)
-    spec = training_spec(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
-    assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
-    assert (
-        spec.out == "settings/search/trials/1/rung-0"
-        and spec.checkpoints == "settings/search/trials/1/checkpoints"
+    spec = make_training_spec(
+        study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON
     )
+    assert spec.learning_rate == 0.5
+    assert spec.model == {"width": 9}
+    assert spec.workers == 1
+    assert spec.until == 1.0
+    assert spec.out == "settings/search/trials/1/rung-0"
+    assert spec.checkpoints == "settings/search/trials/1/checkpoints"

@@ -78,16 +78,16 @@ def test_an_invalid_row_is_set_aside_with_its_reason(values: dict[str, Any], rea
 
 def test_valid_rows_pass_and_amounts_are_rounded_to_cents() -> None:
     result = checked(frame(amount=[0.1 + 0.2] * 100), tolerated=0)
-    assert len(result.rows) == 100 and result.was_sorted and result.rejects.is_empty()
+    assert len(result.rows) == 100
+    assert result.was_sorted
+    assert result.rejects.is_empty()
     assert set(result.rows.cents) == {30}
 
 
 def test_a_stray_late_row_is_rejected() -> None:
     result = checked(with_row(time=datetime(2024, 5, 1)))
-    assert (
-        result.reasons() == {"time far after all other rows": 1}
-        and result.rows.time.max() < NOW * 1e6
-    )
+    assert result.reasons() == {"time far after all other rows": 1}
+    assert result.rows.time.max() < NOW * 1e6
     year = checked(
         frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0
     )
@@ -124,7 +124,8 @@ def test_a_stray_late_row_is_rejected() -> None:
 def test_suspicious_data_is_a_warning(columns: dict[str, Any], message: str) -> None:
     rows = checked(frame(**columns)).rows
     warnings = suspicions(rows, Columns(), labels_until=int(rows.time[0]))
-    assert len(warnings) == bool(message) and message in "".join(warnings)
+    assert len(warnings) == bool(message)
+    assert message in "".join(warnings)
 
 
 def test_too_many_invalid_rows_are_an_error_with_counts_and_examples() -> None:
@@ -132,7 +133,8 @@ def test_too_many_invalid_rows_are_an_error_with_counts_and_examples() -> None:
     with pytest.raises(DataError) as error:
         checked(bad)
     message = str(error.value)
-    assert "4 of 100 rows (4.00%)" in message and "data.tolerated_rejects (1.00%)" in message
+    assert "4 of 100 rows (4.00%)" in message
+    assert "data.tolerated_rejects (1.00%)" in message
     assert "3 × label not 0 or 1 (the first: row 0, TX_FRAUD = 5)" in message
     assert "1 × amount negative (the first: row 50, TX_AMOUNT = -2.0)" in message
     assert error.value.exit_code == 65
@@ -172,7 +174,8 @@ def test_labels_may_be_true_and_false() -> None:
 @pytest.mark.parametrize("label", [None, float("nan"), "", "NULL", " nan"])
 def test_a_missing_label_is_not_rejected(label: Any) -> None:
     result = checked(with_row(fraud=label), tolerated=0)
-    assert result.rows.fraud[3] == UNKNOWN and set(np.delete(result.rows.fraud, 3)) == {0, 1}
+    assert result.rows.fraud[3] == UNKNOWN
+    assert set(np.delete(result.rows.fraud, 3)) == {0, 1}
     assert result.rows.to_frame()["fraud"].to_list()[3] is None
     assert np.array_equal(Rows.from_frame(result.rows.to_frame()).fraud, result.rows.fraud)
 
@@ -181,7 +184,8 @@ def test_text_ids_become_the_same_numbers_as_in_a_server() -> None:
     names = [f"card-{i % 7}" for i in range(99)] + ["12"]
     result = checked(frame(card=names))
     assert result.rows.card.tolist() == [identity(name) for name in names]
-    assert identity("12") == 12 and len(set(result.rows.card)) == 8
+    assert identity("12") == 12
+    assert len(set(result.rows.card)) == 8
 
 
 @pytest.mark.parametrize("text", ["5_0", "+5", " 5", "٣", "9" * 30, "-" + "9" * 25, "1.0"])

@@ -107,11 +107,9 @@ def test_new_cards_and_terminals_can_be_scored(world: World) -> None:
     )
     windows, lengths = world.state.windows([(new, NOTHING)])
     first = dict(zip(world.state.features, windows[0, 0], strict=True))
-    assert (
-        lengths.tolist() == [1]
-        and first["card_count_30d"] == 1
-        and first["terminal_count_30d"] == 0
-    )
+    assert lengths.tolist() == [1]
+    assert first["card_count_30d"] == 1
+    assert first["terminal_count_30d"] == 0
     assert first["card_mean_30d"] == np.float32(33.3)
 
 

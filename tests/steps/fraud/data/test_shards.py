@@ -61,12 +61,14 @@ def test_test_weeks_end_where_the_label_delay_begins() -> None:
 def test_the_published_weeks_are_the_test_weeks() -> None:
     facts = plan(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))  # up to 2018-09-04
     weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
-    assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15)) and weeks[-1] == (
+    assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15))
+    assert weeks[-1] == (
         date(2018, 8, 29),
         date(2018, 9, 5),
     )
     assert day(facts["train_end"]) == date(2018, 8, 1)
-    assert facts["train_rows"] == 2 * 122 and facts["test_rows"] == [[14, 7]] * 4
+    assert facts["train_rows"] == 2 * 122
+    assert facts["test_rows"] == [[14, 7]] * 4
 
 
 def test_an_incomplete_last_day_is_not_a_test_day() -> None:
@@ -92,7 +94,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_shards_contain_every_row_once_and_each_card_in_one(dataset: Path) -> None:
     shards = Written(dataset)
     rows = pl.read_parquet(dataset / "transactions.parquet").sort("card", "time", "id")
-    assert len(shards.parts["ids"]) > 3 and len(shards) == len(rows) == sum(shards.facts["shards"])
+    assert len(shards.parts["ids"]) > 3
+    assert len(shards) == len(rows) == sum(shards.facts["shards"])
 
     for name, column in (
         ("ids", "id"),
@@ -130,7 +133,8 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
     )
     published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
     shuffled = write(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
-    assert digest_of(tmp_path / "one") == digest and not shuffled.tags["was_sorted"]
+    assert digest_of(tmp_path / "one") == digest
+    assert not shuffled.tags["was_sorted"]
 
     program = (
         "import sys; from pathlib import Path; from steps import fraud; from rekindle.workload"
@@ -191,7 +195,8 @@ def test_rejected_rows_are_in_a_file_and_counted(tmp_path: Path) -> None:
     )
     bad.write_parquet(tmp_path / "raw.parquet")
     prepared = write(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
-    assert prepared.rejected == 1 and prepared.rows == len(published) - 1
+    assert prepared.rejected == 1
+    assert prepared.rows == len(published) - 1
     rejects = pl.read_parquet(tmp_path / "out" / "rejects.parquet")
     assert rejects.select("row", "fraud", "reason").rows() == [(4, 9, "label not 0 or 1")]
 
@@ -203,9 +208,8 @@ def test_transactions_of_days_outside_the_config_are_left_out(tmp_path: Path) ->
         tmp_path / "d",
     )
     facts = Written(tmp_path / "d").facts
-    assert day(facts["first_time"]) == date(2024, 1, 5) and day(facts["last_time"]) == date(
-        2024, 2, 28
-    )
+    assert day(facts["first_time"]) == date(2024, 1, 5)
+    assert day(facts["last_time"]) == date(2024, 2, 28)
     assert prepared.tags["train_end"] == "2024-02-15"
     with pytest.raises(DataError, match=r"the data is from 2024-01-01 to"):
         write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
@@ -240,7 +244,8 @@ except RekindleError as error:
 
     command = [sys.executable, "-c", program, WORLD, str(tmp_path / "out")]
     message = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "cannot be written" in message and "TMPDIR" in message
+    assert "cannot be written" in message
+    assert "TMPDIR" in message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,8 @@ def test_the_same_seed_gives_the_same_world_and_another_seed_another(world: pl.D
 
 def test_rates_equal_the_published_data(world: pl.DataFrame) -> None:
     days = world["time"].dt.date()
-    assert days.min() == date(2024, 1, 1) and days.n_unique() == 100
+    assert days.min() == date(2024, 1, 1)
+    assert days.n_unique() == 100
     assert len(world) / 100 / 2000 == pytest.approx(9586 / 5000, rel=0.05)
     late = world.filter(pl.col("time") > pl.col("time").min().dt.offset_by("30d"))
     assert late["fraud"].mean() == pytest.approx(84.8 / 9586, rel=0.25)
@@ -72,7 +73,9 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
 
     for rows in days:
         gaps = rows["time"].diff().dt.total_seconds().drop_nulls()
-        assert 4 <= len(rows) <= 8 and gaps.min() >= 300 and gaps.max() < 3600  # type: ignore[operator]
+        assert 4 <= len(rows) <= 8
+        assert gaps.min() >= 300  # type: ignore[operator]
+        assert gaps.max() < 3600  # type: ignore[operator]
         assert rows["amount"][0] <= 2
 
     later = pl.concat([rows[1:] for rows in days])

@@ -114,7 +114,8 @@ def test_a_file_without_data_is_one_clear_error(
     source = path.parent if "/" in name else path
     with pytest.raises(DataError, match=message) as error:
         rows(source, tmp_path)
-    assert str(source) in str(error.value) and "\n" not in str(error.value)
+    assert str(source) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_path_and_mixed_formats_are_rejected(

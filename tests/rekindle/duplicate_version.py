@@ -1,0 +1,29 @@
+"""A version of a model that a dead process registered twice."""
+
+import pytest
+
+from rekindle import tracking
+from rekindle.errors import TrackingError
+from tests.proxy import Proxy, Write
+
+
+def leave_duplicate(mlflow_url: str, name: str, uri: str, source: str) -> None:
+    """Register the same files twice: the second process cannot delete its version any more."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(mlflow_url, mlflow_url)
+
+    with Proxy(mlflow_url) as proxy, pytest.MonkeyPatch.context() as patch:
+
+        def register_first(write: Write) -> None:
+            if write.path.endswith("model-versions/create"):
+                tags = {tracking.URI: uri, tracking.SHA256: "0" * 64}
+                client.create_model_version(name, source, tags=tags)
+            elif write.path.endswith("model-versions/delete"):
+                proxy.away = True
+
+        proxy.before = register_first
+        patch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with pytest.raises(TrackingError, match="does not answer"):
+            tracking.register(name, uri, source, "0" * 64, "", {})
