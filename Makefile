@@ -1,5 +1,5 @@
 # make run: from nothing to a served model. make test: the fast tests. Targets install the dependencies if needed.
-# make test-slow: tests that take minutes: whole runs of every page and every example, chaos, interrupted releases.
+# make test-slow: long and exhaustive tests: whole runs of every page and every example, chaos, interrupted releases.
 # make test-cluster: tests that need a cluster, in a namespace of their own; docs/cluster.md lists the settings.
 # make chaos: 200 trainings with seeded faults must give the same weights as undisturbed ones
 #   (N=1000: number of trainings. SEED=17: one training, with its events).

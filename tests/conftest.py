@@ -76,16 +76,18 @@ CREWS = {
 }
 # files to start first, in this order: at the end, one of them would run alone
 LONG = (
-    "tests/steps/test_train.py",
     "tests/test_first_run.py",
+    "tests/steps/test_train.py",
     "tests/steps/fraud/test_handbook_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
+    "tests/rekindle/operations/test_retention.py",
+    "tests/test_scan.py",
+    "tests/rekindle/cli/test_own_pipeline.py",
+    "tests/rekindle/test_documents.py",
     "tests/rekindle/serving/test_connections.py",
-    "tests/rekindle/operations/test_rollback.py",
     *PIECES,
-    "tests/rekindle/view/test_pipeline_display.py",
+    "tests/rekindle/serving/test_model_server.py",
     "tests/rekindle/cli/test_stranger.py",
-    "tests/argolocal/runner/test_run.py",
 )
 
 

@@ -128,20 +128,20 @@ def _everything() -> Iterator[Manifest]:
         yield from (*_applied(manifest), manifest)
 
 
-@cache
 def workflows() -> list[tuple[str, Manifest]]:
-    """Return the manifests of all kinds of every config and of its variants, each with a label.
-
-    Rendering all of them takes many seconds, so the tests of a process share them.
-    """
+    """Return the manifests of all kinds of every config and of its variants, each with a label."""
     configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
     return [
-        each for name, settings in (*configs, *VARIANTS) for each in render_kinds(name, settings)
+        each for name, settings in (*configs, *VARIANTS) for each in render_kinds(name, *settings)
     ]
 
 
-def render_kinds(name: str, settings: list[str]) -> list[tuple[str, Manifest]]:
-    """Return the manifests of a config, each with the label `NAME SETTINGS KIND`."""
+@cache
+def render_kinds(name: str, *settings: str) -> list[tuple[str, Manifest]]:
+    """Return the manifests of a config, each with the label `NAME SETTINGS KIND`.
+
+    Rendering all configs takes many seconds, so the tests of a process share them.
+    """
     config = load_config(ROOT / "configs" / name, settings, environment={}).config
     kinds: tuple[Kind, ...] = get_args(Kind)
     return [(" ".join([name, *settings, kind]), render_manifest(config, kind)) for kind in kinds]

@@ -6,7 +6,7 @@ import pytest
 
 from argolocal import validate
 from rekindle.blocks.manifest.render import Kind
-from tests.rendered import workflows
+from tests.rendered import render_kinds
 
 ROOT = Path(__file__).parents[2]
 KINDS: list[Kind] = ["workflow", "template", "cron"]
@@ -16,7 +16,7 @@ KINDS: list[Kind] = ["workflow", "template", "cron"]
     "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name
 )
 def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: Path):
-    manifests = dict(workflows())
+    manifests = dict(render_kinds(file.name))
     for kind in KINDS:
         findings = validate.lint(manifests[f"{file.name} {kind}"])
         assert [found for found in findings if found.rule != "image"] == []
@@ -26,7 +26,7 @@ def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: 
     "name", ["demo", "sweep", "nightly", "mpi", "trees", "finetuning", "refresh", "approval"]
 )
 def test_a_release_keeps_the_digest_of_the_raw_data(name: str):
-    manifest = dict(workflows())[f"{name}.yaml workflow"]
+    manifest = dict(render_kinds(f"{name}.yaml"))[f"{name}.yaml workflow"]
     tasks = (
         task
         for template in manifest["spec"]["templates"]

@@ -52,7 +52,7 @@ PARSED = re.compile(
 def workflows() -> list[tuple[str, dict[str, Any]]]:
     """Return the objects of all configs and of a pipeline with every kind of job, each with a
     label."""
-    other_jobs = render_kinds("trees.yaml", ["pipeline=tests.rekindle.blocks.all_jobs"])
+    other_jobs = render_kinds("trees.yaml", "pipeline=tests.rekindle.blocks.all_jobs")
     return [*rendered.workflows(), *other_jobs]
 
 
