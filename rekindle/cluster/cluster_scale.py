@@ -6,12 +6,12 @@ from typing import Any
 
 from rekindle.blocks.presets import presets
 from rekindle.errors import ConfigError
-from rekindle.release.rollback import Object, Objects
+from rekindle.release.rollback import KubernetesObjects, Object
 
 REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
-def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
+def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int) -> dict[str, Any]:
     """Set the number of workers of the training `task` of a run; returns the old and the new
     number.
 

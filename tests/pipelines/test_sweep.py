@@ -78,8 +78,8 @@ def test_the_best_trial_is_released_without_another_training(
     assert not any(step["name"].startswith("train-") for step in result["steps"])
     parent = tracking.find_run(name, result["workflow"])
     child = tracking.find_run(name, f"{result['workflow']}.trial-{best['trial']}")
-    assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
-    assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
+    assert parent and child and tracking.read_tags(child)["mlflow.parentRunId"] == parent
+    assert float(tracking.read_params(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
     logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
     assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
@@ -179,4 +179,4 @@ def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
     shown = typed(f"rekindle sweep --of {result['workflow']}").stdout
     assert result["untried"][0] in shown
     run_id = tracking.find_run("short", result["workflow"])
-    assert run_id and result["untried"][0] in tracking.tags_of(run_id)["sweep.untried"]
+    assert run_id and result["untried"][0] in tracking.read_tags(run_id)["sweep.untried"]

@@ -432,7 +432,7 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     ):
         verify.conclude(changed, compared)
 
-    assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
+    assert "rekindle.promoted" not in tracking.read_tags(changed.run_id)
     outputs = verify.conclude(changed.model_copy(update={"champion": "2"}), compared)
     assert (outputs["promoted"], outputs["former"]) == (True, f"{name}-2")
     champion = tracking.champion(name)
@@ -440,7 +440,7 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     assert (
         champion
         and champion.version == "3"
-        and tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
+        and tracking.read_tags(changed.run_id)["rekindle.promoted"] == f"{name} 3"
     )
 
     assert json.loads(s3.get(f"releases/{name}/c/verdict.json")) == {"verdict": "release"}

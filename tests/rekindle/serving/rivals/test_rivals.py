@@ -54,7 +54,7 @@ def test_the_last_evaluation_decides_about_the_promotion(
         assert code == 0
         code, result = run(cluster.home, config, quality=0.7, rival=0.6)
         champion = tracking.champion(name)
-        tags = tracking.tags_of(result["run_id"])
+        tags = tracking.read_tags(result["run_id"])
         assert champion and (code, result["verdict"]) == (0, "release")
         assert "against 0.6000 of the champion (version 2)" in result["reason"] == tags["reason"]
         assert tags["rekindle.promoted"] == f"{name} {champion.version}"
@@ -64,7 +64,7 @@ def test_the_last_evaluation_decides_about_the_promotion(
 
         code, result = run(cluster.home, config, quality=0.8, rival=0.9)
         champion = tracking.champion(name)
-        tags = tracking.tags_of(result["run_id"])
+        tags = tracking.read_tags(result["run_id"])
 
         assert champion and (code, result["verdict"], champion.deployment) == (
             3,
