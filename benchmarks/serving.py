@@ -92,7 +92,7 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     prepare(workload, workload.Data(source=source), release)
     torch.manual_seed(0)
     section = workload.Model()
-    family = list(families.of(workload))[-1]
+    family = list(families.get_families(workload))[-1]
     model = families.build(workload, family, section, dataset_facts(release))
     save_file(model.state_dict(), release / "model.safetensors")
     sha256 = file_sha256(release / "model.safetensors")

@@ -1,5 +1,5 @@
-"""Families: several models that a workload offers for the same data, instead of one model.
-Validation chooses between the families.
+"""Families: several models that a workload defines for the same data. All are trained, and
+validation chooses one of them.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
@@ -32,9 +32,9 @@ class Fitted:
     fit: Callable[[Any, Any], None]
 
 
-def of(workload: Any) -> dict[str, Any]:
-    """Return the families of a workload by name; if the workload defines `model`, one family with
-    an empty name."""
+def get_families(workload: Any) -> dict[str, Any]:
+    """Return the families of a workload by name. A workload with `model` has one family, whose name
+    is empty."""
     if hasattr(workload, "families"):
         return workload.families
     return {"": workload.model}
@@ -45,7 +45,7 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
 
     Raises ConfigError for an unknown name, or a name that occurs twice.
     """
-    family_by_name = of(workload)
+    family_by_name = get_families(workload)
 
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
@@ -66,26 +66,25 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
     return list(names) or list(family_by_name)
 
 
-def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
-    """Return a new model of a family. Raises ConfigError if the workload has no such family."""
+def build(workload: Any, name: str, section: object, facts: dict[str, Any]) -> Any:
+    """Return a new model of the family `name`. Raises ConfigError if it does not exist."""
     [name] = select(workload, [name])
-    family = of(workload)[name]
+    family = get_families(workload)[name]
     return (family.model if isinstance(family, Fitted) else family)(section, facts)
 
 
 def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield (label, function, names of the function's arguments) for all functions of the
-    families."""
-    for name, family in of(workload).items():
+    """Yield (label, function, names of its arguments) for all functions of the families."""
+    for name, family in get_families(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
         if isinstance(family, Fitted):
             yield f"{label}.fit", family.fit, ("model", "samples")
 
 
-def criterion(workload: Any) -> Metric:
-    """Return the validation metric that chooses between families: `chosen_by` of the workload, or
-    the loss."""
+def get_selection_metric(workload: Any) -> Metric:
+    """Return the validation metric that compares families: `chosen_by` of the workload, or the
+    loss."""
     return getattr(workload, "chosen_by", LOSS)
 
 
@@ -113,8 +112,8 @@ def check(name: str, workload: Any) -> None:
             " docs/your-own-model.md)."
         )
 
-    family_by_name = of(workload)
-    chosen_by = criterion(workload)
+    family_by_name = get_families(workload)
+    chosen_by = get_selection_metric(workload)
 
     names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
@@ -138,7 +137,7 @@ def check(name: str, workload: Any) -> None:
         )
 
 
-def _describe(family_by_name: Any) -> str:
+def _describe(family_by_name: object) -> str:
     if not isinstance(family_by_name, dict) or not family_by_name:
         return f"{family_by_name!r:.100}"
     return f"a dict with the names {', '.join(map(repr, family_by_name))}"

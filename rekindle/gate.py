@@ -1,6 +1,6 @@
-"""The gate: turns an evaluation into a verdict, with a reason in words and figures.
+"""The gate: decides from an evaluation whether to release a candidate, and explains the verdict.
 
-Pipelines import `Gate` from this module, so the module imports no numeric library.
+Pipelines import `Gate` from this module, so it imports no numeric library.
 """
 
 import math
@@ -15,7 +15,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section
 
 Verdict = Literal["release", "keep", "same"]
-Champion = tuple[str, str]  # version of the registered model, sha256 of its weights
+Champion = tuple[str, str]  # version of the champion, sha256 of its weights
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision of the gate about a candidate: its evaluation, and the champion that it would
-    replace."""
+    """The evidence for the gate's decision about a candidate: its evaluation, and the champion that
+    it would replace."""
 
     gate: Gate
     metrics: Sequence[Metric]
@@ -128,7 +128,8 @@ class Decision:
     champion: Champion | None
     # number of rows that the champion was evaluated on for its release; 0: unknown
     champion_rows: int = 0
-    changed: str = ""  # difference from a champion with equal weights, e.g. code or servers
+    # difference from a champion with equal weights, such as `its code`; "": no difference
+    changed: str = ""
 
     def decide(self) -> tuple[Verdict, str]:
         """Return the verdict and its reason. Raises ConfigError if the gate names an unknown
@@ -175,8 +176,8 @@ class Decision:
             "candidate": {"sha256": self.candidate, **values["candidate"]},
             "champion": champion_record,
             "baseline": values.get("baseline"),
-            "difference": _as_json(evaluation.difference),
-            "baseline_difference": _as_json(evaluation.baseline_difference),
+            "difference": _difference_as_json(evaluation.difference),
+            "baseline_difference": _difference_as_json(evaluation.baseline_difference),
             "chosen": evaluation.chosen,
             "parts": evaluation.parts,
             "warnings": evaluation.warnings,
@@ -199,12 +200,14 @@ class Decision:
 
         broken_bounds, met_bounds = (
             bounds + margin
-            for bounds, margin in zip(self._bounds(values), self._margin(), strict=True)
+            for bounds, margin in zip(
+                self._check_bounds(values), self._check_baseline_margin(), strict=True
+            )
         )
         if broken_bounds:
             return "keep", f"The candidate does not meet the gate: {', '.join(broken_bounds)}."
         if champion and self.evaluation.difference:
-            return self._compare(self.evaluation.difference, champion[0])
+            return self._compare_with_champion(self.evaluation.difference, champion[0])
 
         if champion and same_weights:
             reason = (
@@ -236,8 +239,9 @@ class Decision:
             f"{reason} So the gate needs bounds ({figures}): set gate.minimum or gate.maximum.",
         )
 
-    def _bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
-        """Return the bounds that the candidate breaks, and the bounds that it meets."""
+    def _check_bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
+        """Return texts about the bounds that the candidate breaks, and about the bounds that it
+        meets."""
         broken_bounds = []
         met_bounds = []
 
@@ -257,8 +261,6 @@ class Decision:
                     sign = met_sign if is_met else broken_sign
                     if math.isnan(value):
                         sign = f"is not a number, must be {met_sign}"
-                    else:
-                        sign = sign
 
                     (met_bounds if is_met else broken_bounds).append(
                         f"{metric.text(value)} {sign} {bound:g}"
@@ -266,9 +268,8 @@ class Decision:
 
         return broken_bounds, met_bounds
 
-    def _margin(self) -> tuple[list[str], list[str]]:
-        """Check gate.beats_baseline. Return sentences about the broken and the met bound, as
-        `_bounds` does."""
+    def _check_baseline_margin(self) -> tuple[list[str], list[str]]:
+        """Return texts about gate.beats_baseline if the candidate breaks it, and if it meets it."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 
@@ -291,9 +292,9 @@ class Decision:
         else:
             chance = f" is less than gate.beats_baseline ({margin:g}):"
 
-        return [f"its advantage over the baseline{chance} {self._interval(difference)}"], []
+        return [f"its advantage over the baseline{chance} {self._format_interval(difference)}"], []
 
-    def _interval(self, difference: Difference) -> str:
+    def _format_interval(self, difference: Difference) -> str:
         if not all(map(math.isfinite, (difference.low, difference.high))):
             return (
                 f"{difference.metric} is not a number in most draws of the bootstrap, so it has no"
@@ -312,7 +313,7 @@ class Decision:
             return []
         difference = self.evaluation.baseline_difference
         if difference:
-            interval = f"; the candidate minus the baseline is {self._interval(difference)}"
+            interval = f"; the candidate minus the baseline is {self._format_interval(difference)}"
         else:
             interval = ""
         return [f"The baseline has {metric.text(values[metric.name])}{interval}."]
@@ -336,7 +337,7 @@ class Decision:
 
         return [f"Validation chose the family {chosen['family']} by {by} {value} ({other_values})."]
 
-    def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
+    def _compare_with_champion(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate = self.gate
         values = self.evaluation.metrics
         metric = next(metric for metric in self.metrics if metric.name == difference.metric)
@@ -344,7 +345,7 @@ class Decision:
         digits = metric.digits
         figures = (
             f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version"
-            f" {version}) on the same rows: {self._interval(difference)}"
+            f" {version}) on the same rows: {self._format_interval(difference)}"
         )
         gain = metric.gain(difference.mean)
 
@@ -375,15 +376,15 @@ class Decision:
         )
 
 
-def _as_json(difference: Difference | None) -> dict[str, Any] | None:
-    """Return the fields of a difference; the bounds of an interval that is unknown are None."""
+def _difference_as_json(difference: Difference | None) -> dict[str, Any] | None:
+    """Return a difference as a JSON object, with null for unknown bounds of its interval."""
     if difference:
         return replace_nan(asdict(difference))
     return None
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Raise ConfigError for a bound of an unknown metric, and for bounds that no good model can
+    """Raise ConfigError for a bound of an unknown metric, and for bounds that a good model cannot
     meet."""
     names = [metric.name for metric in metrics]
     for key in ("minimum", "maximum"):

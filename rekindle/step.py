@@ -1,5 +1,5 @@
-"""A step is a module with three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. Run it as
-a command:
+"""A step is a module that defines `Inputs`, `Outputs` and `run(inputs) -> outputs`. The command
+line runs it:
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
@@ -29,6 +29,7 @@ from typing import Annotated, Any, NoReturn, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from argolocal.common import program
 from argolocal.common.checked_names import show
@@ -45,17 +46,17 @@ TERMINATION_LOG = Path("/dev/termination-log")
 
 
 class ArtifactMark:
-    """Marks a Path field as an artifact: a file or directory that is stored in the object store."""
+    """Marks a Path field as an artifact: a file or directory in the object store."""
 
 
 Artifact = Annotated[Path, ArtifactMark()]
-SHA256 = "^[0-9a-f]{64}$"  # pattern of an input or output
+SHA256 = "^[0-9a-f]{64}$"  # pattern for the fields of inputs and outputs
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
 
 @cache
-def _scratch(parent: str, process: int) -> Path:
-    """Create a directory for this process, with an unpredictable name."""
+def _create_scratch_directory(parent: str, process: int) -> Path:
+    """Create a directory with an unpredictable name below `parent`, once for each process."""
     Path(parent).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"step-{process}-", dir=parent))
 
@@ -69,7 +70,9 @@ class StepInputs(BaseModel):
     def workdir(self) -> Path:
         """A scratch directory of this process, on the same disk as the outputs; deleted after
         `run`."""
-        path = _scratch(os.environ.get("TMPDIR", tempfile.gettempdir()), os.getpid())
+        path = _create_scratch_directory(
+            os.environ.get("TMPDIR", tempfile.gettempdir()), os.getpid()
+        )
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
@@ -116,7 +119,7 @@ def load(name: str) -> Step:
 
 
 def short_name(module: str) -> str:
-    """Return the name of a step in a workflow: `steps.prepare` → `prepare`."""
+    """Return the name of a step's template in a workflow: `steps.prepare` → `prepare`."""
     return module.rpartition(".")[2].replace("_", "-")
 
 
@@ -130,7 +133,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Format a value as an Argo parameter: scalars as text, booleans and other values as JSON."""
     if isinstance(value, BaseModel):
         return value.model_dump_json()
@@ -140,8 +143,8 @@ def to_text(value: Any) -> str:
 
 
 def pack(text: str) -> str:
-    """Encode a text as a parameter without template tags, which Argo would replace (zlib in
-    base64)."""
+    """Encode a text for a parameter (zlib in base64), since Argo would replace template tags in
+    it."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -154,10 +157,8 @@ def unpack(parameter: str) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse the scheduled time of a run (UTC if a time zone is missing); return the current time
-    for an empty text.
-
-    Raises ConfigError.
+    """Parse the scheduled time of a run, as UTC if the time zone is missing. For an empty text,
+    return the current time. Raises ConfigError.
     """
     try:
         time = datetime.fromisoformat(text) if text else datetime.now(UTC)
@@ -170,8 +171,8 @@ def parse_time(text: str) -> datetime:
         ) from error
 
 
-def has_zone(time: Any) -> bool:
-    """Return True for the ISO 8601 text of a time with a time zone."""
+def has_zone(time: str) -> bool:
+    """Return True if a text is an ISO 8601 time with a time zone."""
     try:
         return datetime.fromisoformat(time).tzinfo is not None
     except (TypeError, ValueError):
@@ -191,11 +192,11 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     try:
         return inputs.model_validate(values)
     except ValidationError as error:
-        lines = [_sentence(inputs, e, texts) for e in error.errors()]
+        lines = [_describe_error(inputs, e, texts) for e in error.errors()]
         raise ConfigError(*lines) from error
 
 
-def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
+def _describe_error(inputs: type[StepInputs], error: ErrorDetails, texts: dict[str, str]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing":
@@ -207,7 +208,7 @@ def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> st
     return f"{subject}: {broken_rule(inputs, error)}"
 
 
-def _is_scalar(annotation: Any) -> bool:
+def _is_scalar(annotation: object) -> bool:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = typing.get_args(annotation)
     else:
@@ -220,7 +221,7 @@ def _is_scalar(annotation: Any) -> bool:
 
 
 class Flags(argparse.ArgumentParser):
-    """A parser whose errors have one line, like all errors of a step."""
+    """A parser that raises its errors as ConfigError, so that they have one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See `{self.prog} --help`.")
@@ -251,7 +252,7 @@ def parser(name: str, inputs: type[StepInputs], description: str = "") -> argpar
 
 
 def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
-    """Write each output to its file. Artifacts are moved, so they are never half-written."""
+    """Write each output to its file. Artifacts are moved, so that no file is ever incomplete."""
     for name, field in type(outputs).model_fields.items():
         if name not in targets:
             continue
@@ -269,9 +270,9 @@ def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
             target.write_text(output_text(name, value))
 
 
-def output_text(name: str, value: Any) -> str:
-    """Format an output for Argo. Raises DataError for a text that Argo would not pass on unchanged,
-    and for NaN."""
+def output_text(name: str, value: object) -> str:
+    """Format an output for Argo. Raises DataError for a text that Argo would change, and for a
+    number that is not finite."""
     if isinstance(value, BaseModel):
         plain_value = value.model_dump(mode="json")
     else:
@@ -286,7 +287,8 @@ def output_text(name: str, value: Any) -> str:
 
     text = to_text(value)
     if not isinstance(value, SCALARS):
-        text = text.replace("{{", "{\\u007b")  # the same JSON: "{{" occurs only in its strings
+        # equivalent JSON, since "{{" occurs only in its strings
+        text = text.replace("{{", "{\\u007b")
 
     try:
         return check_output_text(text)
@@ -298,17 +300,19 @@ def output_text(name: str, value: Any) -> str:
 
 
 def check_output_text(text: str) -> str:
-    """Return a text that Argo passes on unchanged. Raises ValueError with the rule for another."""
+    """Return `text` if Argo passes it to other tasks unchanged; else raise ValueError with the
+    rule."""
     if "{{" in text:
         raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
     if "\0" in text:
         raise ValueError("it must not contain a NUL, which no argument of a program may have")
-    text.encode()  # raises ValueError for half of a surrogate pair
+    text.encode()  # raises ValueError for a lone surrogate
     return text
 
 
 def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> None:
-    """Raise ValueError unless the texts are values of these outputs, such as from the cache."""
+    """Raise ValueError unless the texts, such as those of a cache entry, are valid values of these
+    outputs."""
     for name, text in texts.items():
         field = outputs.model_fields.get(name)
         if field is None or is_artifact(field):
@@ -324,7 +328,7 @@ def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> 
 
 
 def verify_artifacts(inputs: StepInputs) -> None:
-    """Raise DataError if an input is a dataset or a trained model whose files were changed after
+    """Raise DataError if an input is a dataset or a trained model, and its files were changed since
     they were written."""
     from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
 
@@ -405,7 +409,8 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Report an error on stderr and to the kubelet, and return the exit code of the error."""
+    """Write an error to stderr and to the termination log of the container; return its exit
+    code."""
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):

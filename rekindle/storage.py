@@ -34,9 +34,9 @@ from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, 
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
-THREADS = 8  # number of parallel transfers; more do not help with one endpoint
-STORE_ID_KEY = "store-id"  # object with a random id of the object store
-LOADER = create_loader()  # shared by all Stores, since parsing the description of S3 takes 0.1 s
+THREADS = 8  # number of parallel transfers; more are not faster with one endpoint
+STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
+LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
 REFUSED_CODES = {
     "403",
     "AccessDenied",
@@ -44,7 +44,7 @@ REFUSED_CODES = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
-# characters of a key that a request in XML cannot have, such as a list of objects to delete
+# characters that XML cannot represent: a request with a list of keys to delete is XML
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Store:
         *,
         short_retries: bool = False,
     ) -> None:
-        """`short_retries`: at most two attempts and half a minute, for callers that retry
+        """`short_retries`: at most two attempts within half a minute, for callers that retry
         themselves."""
         self.bucket = bucket
         self.endpoint = endpoint
@@ -89,11 +89,12 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # boto3's default, trailing checksums, costs more CPU than the transfer, and older S3
-            # servers reject them
+            # boto3's default are trailing checksums, which cost more CPU time than the transfer,
+            # and which older S3 servers reject
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # signing the body would compute its sha256; our files have their own hashes
+            # signing the body would compute its sha256, although Rekindle records hashes of its
+            # files
             s3={"payload_signing_enabled": False}
             | ({"addressing_style": "path"} if endpoint else {}),
         )
@@ -133,7 +134,8 @@ class Store:
         return cls(bucket, os.environ.get(S3_ENDPOINT_URL) or None)
 
     def short_retries(self) -> "Store":
-        """Return a Store of the same bucket with `short_retries`."""
+        """Return a Store of the same bucket that makes at most two attempts within half a
+        minute."""
         return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
     def get(self, key: str) -> bytes:
@@ -158,7 +160,8 @@ class Store:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> str:
-        """Write an object and return its etag. Raises Conflict if a condition does not hold."""
+        """Write an object and return its etag. Raises Conflict if the object exists (`if_absent`)
+        or has another etag than `if_match`."""
         if if_absent:
             condition = {"IfNoneMatch": "*"}
         else:
@@ -166,7 +169,7 @@ class Store:
         return self._request(
             key,
             lambda: self.client.put_object(
-                Bucket=self.bucket, Key=key, Body=_Body(data), **condition
+                Bucket=self.bucket, Key=key, Body=_UploadBody(data), **condition
             )["ETag"],
         )
 
@@ -221,8 +224,7 @@ class Store:
                 )
 
     def free_bytes(self) -> float:
-        """Return the free space on the store's disk; infinite for stores other than the embedded
-        store."""
+        """Return the free space on the disk of the embedded store; infinite for other stores."""
         answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
@@ -343,7 +345,7 @@ class Store:
 
 
 def store_id(store: Store) -> str:
-    """Return the id of the object store; create it if it is missing. Raises StorageError."""
+    """Return the id of the object store. Create it if it does not exist. Raises StorageError."""
     with suppress(NotFound):
         return store.get(STORE_ID_KEY).decode(errors="replace")
     with suppress(Conflict):
@@ -351,9 +353,9 @@ def store_id(store: Store) -> str:
     return store.get(STORE_ID_KEY).decode(errors="replace")
 
 
-class _Body(io.RawIOBase):
-    """Bytes as a file, read in one piece without a copy: each further read would wait for the
-    interpreter lock."""
+class _UploadBody(io.RawIOBase):
+    """A file object that returns all its bytes in one read, without a copy: each further read would
+    wait for the interpreter lock."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(data)
@@ -376,8 +378,8 @@ class _Body(io.RawIOBase):
 
 
 def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
-    """Repeat `call()` while the object store is unavailable. Raises SystemExit(143) when
-    `stop_event` is set."""
+    """Return `call()`, repeated while the object store is unavailable. Raises SystemExit(143) once
+    `stop_event` is set. `purpose` is part of the log line."""
     last_message = -math.inf
     pause = 0.1
 

@@ -1,9 +1,9 @@
-"""MLflow for the steps: one run per workflow, and a model registry whose alias `champion` is the
-served version.
+"""Access of the steps to MLflow: one run per workflow, and the model registry.
 
-Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Operations are idempotent,
-because steps are retried. Failures raise TrackingError with the server and the remedy. The module
-uses MLflow's REST API, because importing its Python client would take 4 s of CPU in every step.
+The alias `champion` in the registry names the served version. The only setting is
+`MLFLOW_TRACKING_URI`; MLflow's server also stores the artifacts. Operations are idempotent, because
+Argo retries steps. Failures raise TrackingError with the server and the remedy. The module uses
+MLflow's REST API: the import of its Python client would take 4 s of CPU time in every step.
 """
 
 import os
@@ -92,8 +92,8 @@ MAX_DIGEST_LENGTH = 36
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a registered model. `uri`: prefix of its files in the bucket; `sha256`: sha256
-    of its weights."""
+    """A version of a registered model. `uri`: key prefix of its files; `sha256`: sha256 of its
+    weights."""
 
     version: str
     uri: str
@@ -114,40 +114,40 @@ class RunData:
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """Return the id of the run of `workflow` in `experiment`; create run and experiment if
-    missing."""
+    """Return the id of the run of `workflow` in `experiment`. Create the run and the experiment if
+    they do not exist."""
     run_id = find_run(experiment, workflow)
     if run_id:
         return run_id
 
-    own_store = _own_store()
+    own_store = _own_store_id()
     store_tags = {STORE_TAG: own_store} if own_store else {}
-    tag_pairs = _pairs({**(tags or {}), **store_tags, WORKFLOW: workflow})
+    tag_pairs = _make_pairs({**(tags or {}), **store_tags, WORKFLOW: workflow})
     run = {
         "experiment_id": _experiment_id(experiment),
         "run_name": workflow,
-        "start_time": _now(),
+        "start_time": _now_ms(),
         "tags": tag_pairs,
     }
     return _post("runs/create", run)["run"]["info"]["run_id"]
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
-    """Return the id of the (first) run of `workflow`, or None.
+    """Return the id of the oldest run of `workflow`, or None.
 
-    Several object stores may share MLflow, and have workflows of the same name, such as those of a
-    schedule: a run that another store has recorded is passed over.
+    Several object stores may share MLflow and have workflows with the same name, such as those of a
+    schedule. Runs of other stores are ignored.
     """
     run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
-    for run in _runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
+    for run in _search_runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
         recorded_store = mapping(run["data"].get("tags")).get(STORE_TAG, "")
-        if not recorded_store or _own_store() in ("", recorded_store):
+        if not recorded_store or _own_store_id() in ("", recorded_store):
             return run["info"]["run_id"]
     return None
 
 
-def _own_store() -> str:
-    """Return the id of the object store of this process; "" without one, or if it is
+def _own_store_id() -> str:
+    """Return the id of the object store of this process; "" without a store, or if it is
     unavailable."""
     bucket = os.environ.get(S3_BUCKET, "")
     try:
@@ -164,21 +164,21 @@ def _read_store_id(bucket: str, endpoint: str) -> str:
     return store_id(Store(bucket, endpoint or None, short_retries=True))
 
 
-def last_start(experiment: str) -> float:
+def find_last_start(experiment: str) -> float:
     """Return the start time of the newest workflow's run in `experiment`, in Unix seconds, or 0."""
-    runs = _runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
+    runs = _search_runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
     if runs:
         return runs[0]["info"]["start_time"] / 1000
     return 0.0
 
 
-def last_prepared(
+def find_last_prepared_runs(
     experiment: str, workload: str, except_run: str, more_filter: str = ""
 ) -> list[RunData]:
-    """Return the last runs of `workload` that prepared a dataset, newest first, without the run
+    """Return the newest runs of `workload` that prepared a dataset, newest first, without the run
     `except_run`.
 
-    `more_filter`: a further condition of MLflow's search.
+    `more_filter`: a further condition in MLflow's search syntax.
     """
     run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload)} AND tags.`{DIGEST}` != ''"
     # runs without rows reused a dataset
@@ -188,7 +188,7 @@ def last_prepared(
         run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}'"
 
     run_filter += f" AND {more_filter}" if more_filter else ""
-    runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
+    runs = _search_runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
 
     return [
         RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags")))
@@ -196,11 +196,11 @@ def last_prepared(
     ]
 
 
-def page(workflow: str = "", mlflow_url: str = "") -> str:
-    """Return the web address of the run of `workflow`, or of the newest run's experiment, or of
-    MLflow itself.
+def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
+    """Return the web address of the run of `workflow`. Without a workflow, of the newest run's
+    experiment, or of MLflow before the first run.
 
-    `mlflow_url`: MLflow's address for people (empty: the address that this process uses).
+    `mlflow_url`: address of MLflow for browsers (empty: the address that this process uses).
     """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
     ids = {
@@ -212,7 +212,7 @@ def page(workflow: str = "", mlflow_url: str = "") -> str:
     else:
         run_filter = f"tags.`{WORKFLOW}` != ''"
 
-    runs = _runs(list(ids), "start_time DESC", run_filter)
+    runs = _search_runs(list(ids), "start_time DESC", run_filter)
     if not runs:
         if workflow:
             raise TrackingError(
@@ -242,14 +242,14 @@ def log(
     metrics: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log params (which cannot change later), metrics (at step 0) and tags; mappings in `params`
-    are flattened."""
+    """Log params (which cannot change later), metrics (at step 0) and tags. Nested mappings in
+    `params` are flattened."""
     log_metrics(run_id, [(name, value, 0) for name, value in (metrics or {}).items()])
-    param_pairs = _pairs(
+    param_pairs = _make_pairs(
         {name: to_text(value)[:MAX_PARAM_LENGTH] for name, value in flatten(params or {}).items()}
     )
 
-    tag_pairs = _pairs(tags or {})
+    tag_pairs = _make_pairs(tags or {})
     while param_pairs or tag_pairs:
         _post(
             "runs/log-batch",
@@ -272,10 +272,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
-    now = _now()
-    # proto3's JSON represents NaN and infinities as text
+    now = _now_ms()
+    # the JSON of proto3 represents NaN and infinities as texts
     metrics = [
-        {"key": name, "value": _number(value), "timestamp": now, "step": step}
+        {"key": name, "value": _encode_number(value), "timestamp": now, "step": step}
         for name, value, step in points
     ]
     for start in range(0, len(metrics), MAX_METRICS):
@@ -308,8 +308,7 @@ def log_dir(run_id: str, path: Path, name: str) -> None:
 
 
 def log_artifact(run_id: str, path: str, content: bytes) -> None:
-    """Log an artifact of the run. Raises TrackingError if the server does not accept artifacts
-    itself."""
+    """Log an artifact of the run. Raises TrackingError if the server does not store artifacts."""
     root = split_address(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
@@ -327,19 +326,19 @@ def artifacts(run_id: str, folder: str) -> list[str]:
     return [file["path"] for file in answer.get("files", [])]
 
 
-def tags_of(run_id: str) -> dict[str, str]:
-    return mapping(_run(run_id)["data"].get("tags"))
+def read_tags(run_id: str) -> dict[str, str]:
+    return mapping(_read_run(run_id)["data"].get("tags"))
 
 
-def params_of(run_id: str) -> dict[str, str]:
-    """Return the parameters of a run; config settings have their config key, such as
+def read_params(run_id: str) -> dict[str, str]:
+    """Return the parameters of a run. The settings of its config have names such as
     train.workers."""
-    return mapping(_run(run_id)["data"].get("params"))
+    return mapping(_read_run(run_id)["data"].get("params"))
 
 
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
-    """Set the columns of the experiment's run table, as opened by `page`; charts start with the
-    first metric."""
+    """Set the columns of the experiment's table of runs, and the first of `metrics` as its primary
+    metric."""
     names = list(metrics)
     view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *TABLE_COLUMNS]}
     for key, value in (
@@ -352,12 +351,12 @@ def show_columns(experiment: str, metrics: Iterable[str]) -> None:
 
 def finish(run_id: str, status: str) -> None:
     """Close the run with the status FINISHED, FAILED or KILLED."""
-    _post("runs/update", {"run_id": run_id, "status": status, "end_time": _now()})
+    _post("runs/update", {"run_id": run_id, "status": status, "end_time": _now_ms()})
 
 
 def champion(name: str) -> Release | None:
     """Return the served version of `name` (alias `champion`), or None before the first release."""
-    model = _get("registered-models/get", "registered_model", name=name) or {}
+    model = _get_or_none("registered-models/get", "registered_model", name=name) or {}
     versions = [
         alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION
     ]
@@ -366,14 +365,14 @@ def champion(name: str) -> Release | None:
     version = _request(
         "GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]}
     )
-    return _release(version["model_version"])
+    return _make_release(version["model_version"])
 
 
 def find_version(name: str, version: str) -> Release | None:
     """Return a version of a registered model, or None if it does not exist."""
-    found = _get("model-versions/get", "model_version", name=name, version=version)
+    found = _get_or_none("model-versions/get", "model_version", name=name, version=version)
     if found:
-        return _release(found)
+        return _make_release(found)
     return None
 
 
@@ -391,8 +390,8 @@ def require_champion(name: str) -> Release:
 def register(
     name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]
 ) -> Release:
-    """Return the version of `name` with files at `uri`; create it if missing, and give it the alias
-    `candidate`.
+    """Return the version of the model `name` with files at `uri`, with the alias `candidate`.
+    Create it if it does not exist.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
@@ -401,7 +400,7 @@ def register(
         "name": name,
         "source": source,
         "run_id": run_id,
-        "tags": _pairs({**tags, URI: uri, SHA256: sha256, UNCONFIRMED: "yes"}),
+        "tags": _make_pairs({**tags, URI: uri, SHA256: sha256, UNCONFIRMED: "yes"}),
     }
 
     while True:
@@ -409,13 +408,13 @@ def register(
             number = registered["version"]
             # from now on, retention keeps the version
             _set_alias(name, CANDIDATE, number)
-            found = _get("model-versions/get", "model_version", name=name, version=number)
+            found = _get_or_none("model-versions/get", "model_version", name=name, version=number)
             if not found or REMOVED in mapping(found.get("tags")):
                 continue
 
             if _confirm(name, number):
                 remove_duplicates(name, uri, source, number)
-                return _release(found)
+                return _make_release(found)
 
         version = _post("model-versions/create", content)["model_version"]
         number = version["version"]
@@ -423,7 +422,7 @@ def register(
         first = next(iter(_registered_versions(name, uri, source)), version)
         if first["version"] == number and _confirm(name, number):
             _set_alias(name, CANDIDATE, number)
-            return _release(version)
+            return _make_release(version)
 
         _delete("model-versions/delete", {"name": name, "version": number})
 
@@ -463,7 +462,7 @@ def _registered_versions(name: str, uri: str, source: str) -> list[dict[str, Any
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
     versions = []
 
-    for version in _versions(search_filter, name):
+    for version in _search_versions(search_filter, name):
         tags = mapping(version.get("tags"))
         if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
             versions.append(version)
@@ -472,7 +471,7 @@ def _registered_versions(name: str, uri: str, source: str) -> list[dict[str, Any
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
-    """Give version `version` of `name` the alias `champion`; record its Deployment, and the run
+    """Give a version of the model `name` the alias `champion`. Record its Deployment, and the run
     that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
@@ -492,19 +491,19 @@ def tag_version(name: str, version: str, key: str, value: str) -> None:
 
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
-    versions = _versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
+    versions = _search_versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
     releases = list[Release]()
 
     for version in versions:
         try:
-            releases.append(_release(version))
+            releases.append(_make_release(version))
         except (InvalidName, TrackingError) as error:
             say(f"a version is passed over: {error}")
 
     return sorted(releases, key=lambda release: int(release.version))
 
 
-def _versions(search_filter: str, name: str) -> list[dict[str, Any]]:
+def _search_versions(search_filter: str, name: str) -> list[dict[str, Any]]:
     """Return the versions of the model `name` that match a filter."""
     search = {"filter": search_filter, "max_results": 10_000}
     found = (
@@ -518,16 +517,16 @@ def _set_alias(name: str, alias: str, version: str) -> None:
     try:
         _post("registered-models/alias", content)
     except RequestRefused as error:
-        # MLflow's answer if another process sets an alias for the first time at the same moment
+        # MLflow answers so if another process creates the alias at the same time
         if error.code != "BAD_REQUEST":
             raise
         _post("registered-models/alias", content)
 
 
-def _release(version: dict[str, Any]) -> Release:
-    """Return a version with its tags, which every client of MLflow can write.
+def _make_release(version: dict[str, Any]) -> Release:
+    """Convert a version of MLflow, and validate its tags, which every client can write.
 
-    Raises TrackingError if a tag is missing, and InvalidName.
+    Raises TrackingError if a tag is missing, InvalidName.
     """
     tags = mapping(version.get("tags"))
     try:
@@ -559,7 +558,7 @@ def _release(version: dict[str, Any]) -> Release:
     )
 
 
-def _runs(
+def _search_runs(
     experiments: list[str], order: str, run_filter: str, limit: int = 1
 ) -> list[dict[str, Any]]:
     """Return the first runs of these experiments that match a filter."""
@@ -576,23 +575,23 @@ def _runs(
 
 def _experiment_ids(name: str) -> list[str]:
     """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
-    experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
+    experiment = _get_or_none("experiments/get-by-name", "experiment", experiment_name=name)
     if experiment:
         return [experiment["experiment_id"]]
     return []
 
 
-def _run(run_id: str) -> dict[str, Any]:
+def _read_run(run_id: str) -> dict[str, Any]:
     return _request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]
 
 
 @cache
 def _artifact_root(run_id: str) -> str:
-    return _run(run_id)["info"]["artifact_uri"]
+    return _read_run(run_id)["info"]["artifact_uri"]
 
 
-def _get(path: str, kind: str, **names: str) -> dict[str, Any] | None:
-    """Return the object of this `kind`, or None if it does not exist."""
+def _get_or_none(path: str, kind: str, **names: str) -> dict[str, Any] | None:
+    """Return the object in the field `kind` of MLflow's answer; None if it does not exist."""
     try:
         return _request("GET", f"mlflow/{path}", params=names)[kind]
     except RequestRefused as error:
@@ -602,8 +601,8 @@ def _get(path: str, kind: str, **names: str) -> dict[str, Any] | None:
 
 
 def _experiment_id(name: str) -> str:
-    _create_if_missing("experiments/create", {"name": name, "tags": _pairs(EXPERIMENT_TAGS)})
-    experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
+    _create_if_missing("experiments/create", {"name": name, "tags": _make_pairs(EXPERIMENT_TAGS)})
+    experiment = _get_or_none("experiments/get-by-name", "experiment", experiment_name=name)
     assert experiment
     if experiment["lifecycle_stage"] == "deleted":
         raise TrackingError(
@@ -622,16 +621,16 @@ def _create_if_missing(path: str, content: Mapping[str, Any]) -> None:
             raise
 
 
-def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
+def _make_pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"key": name, "value": str(value)} for name, value in values.items()]
 
 
 def mapping(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Return tags, parameters or metrics of MLflow's API as a dictionary."""
+    """Convert the tags, parameters or metrics in an answer of MLflow to a dictionary."""
     return {pair["key"]: pair.get("value", "") for pair in pairs or []}
 
 
-def _number(value: float) -> float | str:
+def _encode_number(value: float) -> float | str:
     number = float(value)
     return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(number), number)
 
@@ -642,19 +641,20 @@ def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def resolve_run_id(run_id: str) -> str:
-    """Return the id of a run given as an id or as EXPERIMENT/WORKFLOW; a missing run is created."""
+    """Return the id of a run, given as its id or as EXPERIMENT/WORKFLOW. Create the run if it does
+    not exist."""
     if "/" in run_id:
         return start_run(run_id.partition("/")[0], run_id.partition("/")[2])
     return run_id
 
 
 def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """Return MLflow's answer; `run_id` may be EXPERIMENT/WORKFLOW."""
+    """Send a request and return MLflow's answer. `run_id` may be EXPERIMENT/WORKFLOW."""
     values = content.get("json") or content.get("params") or {}
     if "run_id" in values:
         values["run_id"] = resolve_run_id(values["run_id"])
     return request(method, path, **content)
 
 
-def _now() -> int:
+def _now_ms() -> int:
     return int(time.time() * 1000)

@@ -307,7 +307,7 @@ def load(name: str) -> Workload:
         _check_arguments(name, label, function, arguments)
 
     for function, names in ARGUMENTS.items():
-        if takes_more(workload, function):
+        if takes_optional_argument(workload, function):
             optional_arguments = OPTIONAL[function]
         else:
             optional_arguments = ()
@@ -320,8 +320,8 @@ def load(name: str) -> Workload:
     return cast(Workload, workload)
 
 
-def takes_more(workload: Any, name: str) -> bool:
-    """Return True if the function `name` of a workload takes its optional argument."""
+def takes_optional_argument(workload: object, name: str) -> bool:
+    """Return True if the workload's function `name` takes its optional argument (OPTIONAL)."""
     function = getattr(workload, name, None)
     if name not in OPTIONAL or not callable(function):
         return False
@@ -329,23 +329,23 @@ def takes_more(workload: Any, name: str) -> bool:
     return sum(parameter.kind in POSITIONAL for parameter in parameters) > len(ARGUMENTS[name])
 
 
-def compares(workload: Any) -> bool:
+def takes_champion_facts(workload: object) -> bool:
     """Return True if `examples` takes the facts of the dataset that the champion was trained on."""
-    return takes_more(workload, "examples")
+    return takes_optional_argument(workload, "examples")
 
 
-def training_function(workload: Any, name: str, section: Any) -> Any:
-    """Return `optimizer` or `schedule` of a workload, which may also take its `model` section; None
-    if undefined."""
+def get_training_function(workload: object, name: str, section: object) -> Any:
+    """Return the workload's `optimizer` or `schedule`, called with its `model` section if it takes
+    one; None if it is undefined."""
     function: Any = getattr(workload, name, None)
-    if takes_more(workload, name):
+    if takes_optional_argument(workload, name):
         return lambda *arguments: function(*arguments, section)
     return function
 
 
-def _check_spelling(name: str, workload: Any) -> None:
-    """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the
-    same arguments."""
+def _check_spelling(name: str, workload: object) -> None:
+    """Raise ConfigError if a function has a similar name and the same arguments as an optional
+    function that the workload does not define."""
     undefined_names = {
         function
         for function in ARGUMENTS
@@ -366,7 +366,9 @@ def _check_spelling(name: str, workload: Any) -> None:
             )
 
 
-def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[str, ...]) -> None:
+def _check_arguments(
+    workload: str, name: str, function: object, arguments: tuple[str, ...]
+) -> None:
     """Raise ConfigError unless `function` can be called with these arguments in this order."""
     if function is None:
         return
@@ -386,8 +388,8 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`, whole or not at all; return `Prepared` and the digest.
-    Raises DataError."""
+    """Create the dataset directory `out`; return `Prepared` and the digest. If that fails, remove
+    `out`. Raises DataError."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
 
@@ -447,7 +449,7 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
     return record_files(out)
 
 
-def _check_prepared(prepared: Any) -> None:
+def _check_prepared(prepared: object) -> None:
     """Raise DataError unless the result of `prepare` is a Prepared with numbers of rows."""
     if not isinstance(prepared, Prepared):
         raise DataError(

@@ -58,7 +58,7 @@ def run(inputs: Inputs) -> Outputs:
     has_champion = inputs.former and inputs.champion
     outcome = watch(inputs) if has_champion and inputs.percent else PASSED
     if has_champion and outcome == PASSED:
-        percent = inputs.rule.after(inputs.percent)
+        percent = inputs.rule.next_share(inputs.percent)
     else:
         percent = 0
     count = count_split_pods if inputs.rule.gateway else count_pods

@@ -82,7 +82,11 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.content.verified_release import VERDICT
     from rekindle.content.weights import read_description
     from rekindle.release.evaluation import evaluate
-    from rekindle.release.release_files import describe_changes, download_champion, evaluated_rows
+    from rekindle.release.release_files import (
+        describe_changes,
+        download_champion,
+        read_evaluated_rows,
+    )
     from rekindle.storage import Store
 
     sha256 = read_description(inputs.model).sha256
@@ -98,7 +102,7 @@ def run(inputs: Inputs) -> Outputs:
         module, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch
     )
     compared = (release.version, release.sha256) if release else None
-    champion_rows = evaluated_rows(champion) if champion else 0
+    champion_rows = read_evaluated_rows(champion) if champion else 0
 
     same = release if release and release.sha256 == sha256 else None
     if same:

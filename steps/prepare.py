@@ -140,7 +140,7 @@ def run(inputs: Inputs) -> Outputs:
     tags = f"; {to_json(prepared.tags, default=str)}" if prepared.tags else ""
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
 
-    last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
+    last = tracking.find_last_prepared_runs(inputs.experiment, inputs.workload, run_id)
     if last:
         shares = warn_of_changed_shares(prepared.shares, last[0].metrics)
     else:

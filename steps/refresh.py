@@ -147,13 +147,13 @@ def predict(
     the release in `folder` must return."""
     import torch
 
-    from rekindle.release.examples import batches
+    from rekindle.release.examples import split_into_batches
     from rekindle.release.predictor import check_json, open_predictor
 
     torch.set_num_threads(1)
 
     predictor = open_predictor(folder)
-    for batch in batches(instances or predictor.example()["instances"]):
+    for batch in split_into_batches(instances or predictor.example()["instances"]):
         request = {"instances": batch}
         predictions = predictor.predict([predictor.Request.model_validate_json(to_json(request))])[
             0

@@ -179,7 +179,7 @@ def rehearse_family(
 
     state = None
     try:
-        if isinstance(families.of(workload)[name], families.Fitted):
+        if isinstance(families.get_families(workload)[name], families.Fitted):
             smoke_test.try_fit(spec, workload, facts, dataset, model, report)
         else:
             state = smoke_test.build_state(spec, workload, facts, report, inputs.thorough)
@@ -254,6 +254,6 @@ def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -
         report["prediction"] = predictions[0]
 
     report["stage"] = "metrics"
-    report["metrics"] = evaluation.average(
+    report["metrics"] = evaluation.average_parts(
         evaluation.compute_metrics(workload.metrics, predictions, examples)
     )

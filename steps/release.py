@@ -71,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.release_files import collect, commit, describing_hashes, upload
+    from rekindle.release.release_files import collect_files, commit, hash_describing_files, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -83,7 +83,7 @@ def run(inputs: Inputs) -> Outputs:
     run_id = tracking.resolve_run_id(inputs.run_id)
     description = read_description(inputs.model)
     folder = inputs.workdir / "release"
-    hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
+    hashes = collect_files(folder, inputs.model, inputs.dataset, inputs.report)
     (folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
     hashes.update(pyfunc.write_mlmodel(folder))
     prefix = upload(store, inputs.name, folder, hashes)
@@ -100,7 +100,7 @@ def run(inputs: Inputs) -> Outputs:
         "run_id": run_id,
         "provenance": facts,
         "files": hashes,
-        "described": describing_hashes(folder),
+        "described": hash_describing_files(folder),
     }
 
     commit(store, prefix, folder, record)

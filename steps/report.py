@@ -24,7 +24,7 @@ from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import Document, parse
 from rekindle.errors import RekindleError, without_user
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
-from rekindle.release.watch.notification import reasons, status, verdicts
+from rekindle.release.watch.notification import convert_phase, describe_failures, parse_verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.cached:
         record_cached(run_id, inputs)
 
-    lines = reasons(inputs.failures)
+    lines = describe_failures(inputs.failures)
     is_single_training = len(inputs.ledgers) == 1
     prefixes = list[str]()
     costs = dict[str, float]()
@@ -162,7 +162,7 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log(run_id, tags={tracking.FAILURES: failures})
 
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
-    tracking.finish(run_id, status(inputs.status, lines))
+    tracking.finish(run_id, convert_phase(inputs.status, lines))
     with problems.noted("the end of the run is not recorded"):
         record_end(inputs, recorded, run_id)
 
@@ -216,7 +216,7 @@ def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
     from rekindle.names import ModelName
     from rekindle.release import promotion
 
-    tag = tracking.tags_of(run_id).get(tracking.PROMOTED, "")
+    tag = tracking.read_tags(run_id).get(tracking.PROMOTED, "")
     model = ModelName.or_none(tag.rpartition(" ")[0])
     if inputs.status != "Succeeded" or not model:
         return ""
@@ -278,7 +278,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     if not sources:
         return
 
-    params = tracking.params_of(run_id)
+    params = tracking.read_params(run_id)
     if "name" not in params:
         record(run_id, inputs.config, inputs.manifest)
 
@@ -368,7 +368,7 @@ def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:
     and trainings."""
     from rekindle import tracking
 
-    evaluations = verdicts(tracking.tags_of(run_id))
+    evaluations = parse_verdicts(tracking.read_tags(run_id))
     lines = [f"**{prefix}{verdict}**: {reason}" for prefix, verdict, reason in evaluations]
     lines += [f"**failed**: {failure[:FAILURE_LENGTH]}" for failure in failures[:MAX_FAILURES]]
     folders = [f"{prefix}evaluation" for prefix, *_ in evaluations or [("",)]]

@@ -186,9 +186,11 @@ def run(inputs: Inputs) -> Outputs:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
 
     # retry, because a promotion consists of two changes
-    result = promotion.retry(lambda: conclude(inputs, comparison), client.deadline)
+    result = promotion.retry_while_unavailable(
+        lambda: conclude(inputs, comparison), client.deadline
+    )
     if result["promoted"]:
-        drift.count_from_now(Store.from_env(), inputs.name, inputs.version)
+        drift.reset_counts(Store.from_env(), inputs.name, inputs.version)
 
     outputs = {
         "max_difference": comparison.max_difference,
@@ -244,10 +246,12 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     expired = list[str]()
     if promoted:
         arguments = inputs.name, inputs.version, inputs.keep_releases, former
-        running = promotion.own_servers(
-            inputs.name, promotion.running_deployments(*arguments), inputs.deployment
+        running = promotion.select_own_servers(
+            inputs.name, promotion.list_running_deployments(*arguments), inputs.deployment
         )
-        expired = promotion.own_servers(inputs.name, promotion.expired_deployments(*arguments))
+        expired = promotion.select_own_servers(
+            inputs.name, promotion.list_expired_deployments(*arguments)
+        )
 
     return {"promoted": promoted, "former": former, "running": running, "expired": expired}
 

@@ -185,13 +185,13 @@ def serve(side: str, prefix: str) -> Iterator[None]:
 
 def median_seconds(champion: str, texts: list[bytes]) -> float:
     """Return the median response time of two servers of the champion under the load of a canary."""
-    from rekindle.release.watch.judgement import quantile
-    from rekindle.release.watch.scrape import Watch
+    from rekindle.release.watch.judgement import compute_quantile
+    from rekindle.release.watch.scrape import ServerWatch
 
     with serve("champion", champion), serve("candidate", champion), load_on_both(texts):
-        watch = Watch("http://champion:8080", "http://candidate:8080")
+        watch = ServerWatch("http://champion:8080", "http://candidate:8080")
         time.sleep(5)
-        return quantile(watch.scrape()["candidate", "1"].seconds, 0.5)
+        return compute_quantile(watch.scrape()["candidate", "1"].seconds, 0.5)
 
 
 def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:

@@ -211,7 +211,7 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
 
     run_id = tracking.find_run(NAME, result["workflow"])
     assert run_id
-    tags = tracking.tags_of(run_id)
+    tags = tracking.read_tags(run_id)
     pairs: dict[str, tuple[Any, Any]] = {
         name: (result[name], tags.get(name)) for name in ("verdict", "reason")
     }
@@ -287,7 +287,7 @@ def kill_rollbacks(
             champion and champion.version,
             home.serving(),
             pods,
-            promotion.pending_rollback(store, NAME),
+            promotion.read_pending_rollback(store, NAME),
         )
         if end != (0, target, versions[target], {versions[target]}, None):
             problems.append(f"rollback {number}, killed after {kill_s:.2f} s: {end} {stderr}")

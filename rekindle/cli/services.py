@@ -220,7 +220,7 @@ def ui(name: str | None, open_browser: bool) -> None:
     services = LocalCluster(home()).services
     external_mlflow = os.environ.get(MLFLOW_TRACKING_URI)
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
-    page = tracking.page(name or "")
+    page = tracking.find_page_address(name or "")
     url = page if external_mlflow else services.login_page(page)
     click.echo(url)
 

@@ -7,12 +7,12 @@ from typing import Any
 from argolocal.manifest.types import Object
 from rekindle.blocks.presets import read_presets
 from rekindle.errors import ConfigError
-from rekindle.release.rollback import Objects
+from rekindle.release.rollback import KubernetesObjects
 
 REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
-def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
+def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int) -> dict[str, Any]:
     """Set the number of workers of the training `task` of a run; return the old and the new number.
 
     Scale the Deployment of extra workers (cluster.harvest) if it exists, otherwise the PyTorchJob.

@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import RunName, parse_s3_address
-from rekindle.release.retention.ownership import key_of
+from rekindle.release.retention.ownership import mark_key
 
 
 def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
     sizes = Counter[str]()
 
     for entry in LocalCluster(home).store().list(prefix):
-        if entry.key == key_of(RunName(run)):
+        if entry.key == mark_key(RunName(run)):
             continue
 
         # TASK/ARTIFACT, see rekindle/keys.py

@@ -31,8 +31,8 @@ from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
-from rekindle.release.retention.cluster_retention import resumable_s
-from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, RunRemoval, decide
+from rekindle.release.retention.cluster_retention import compute_resumable_s
+from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, RunRemoval, choose_removals
 from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
 from rekindle.storage import Store
@@ -41,7 +41,7 @@ from rekindle.storage import Store
 # of the run
 CLAIM_S = 7200.0
 # time for which runs of other machines may be resumed
-RESUMABLE_S = resumable_s(ClusterConfig.model_validate({}).model_dump())
+RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
 
@@ -70,8 +70,8 @@ class Place:
         found = listing.read(self.store, pipelines, context)
 
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
-        inputs = listing.inputs_of(self.store, found.releases)
-        return decide(found, limits, time.time(), inputs), context
+        inputs = listing.make_inputs_function(self.store, found.releases)
+        return choose_removals(found, limits, time.time(), inputs), context
 
     def _targets(self, model: str) -> set[str]:
         versions = set[str]()
@@ -81,7 +81,7 @@ class Place:
                 versions.add(annotations[VERSION_ANNOTATION])
 
         if self.shared:
-            return versions | promotion.retained_versions(model)
+            return versions | promotion.list_retained_versions(model)
         return versions
 
 
@@ -153,7 +153,7 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
             place = _machine(home)
             place.limits = {pipeline: limits}
             plan, context = place.plan([pipeline])
-            plan = removal.at_end(plan)
+            plan = removal.limit_removal(plan)
             names = removal.remove(place.store, plan, place.host, context)
     except (RekindleError, OSError) as error:
         say(f"old runs are not removed: {error}")
@@ -216,7 +216,7 @@ def _row(home: Path, store: Store, item: RunRemoval) -> dict[str, Any]:
     name = item.run.name
     root = RunFiles(home, name).root
 
-    size = sum(size for _, size in removal.artifacts(store, item, item.kept_tasks))
+    size = sum(size for _, size in removal.list_own_artifacts(store, item, item.kept_tasks))
     if not item.kept_tasks:
         size += sum(path.lstat().st_size for path in root.rglob("*"))
 

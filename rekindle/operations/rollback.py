@@ -50,8 +50,8 @@ def _notify(model: str, result: dict[str, str]) -> None:
     if not champion:
         return
 
-    settings = tracking.params_of(champion.run_id)
-    workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
+    settings = tracking.read_params(champion.run_id)
+    workflow = tracking.read_tags(champion.run_id).get(tracking.WORKFLOW, "")
 
     section: dict[str, Any] = {
         name.removeprefix("notify."): value
@@ -69,7 +69,12 @@ def _notify(model: str, result: dict[str, str]) -> None:
         previous = ""
 
     text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
-    send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
+    send(
+        Message(
+            "rollback", model, text, link=tracking.find_page_address(workflow, config.mlflow_url)
+        ),
+        config,
+    )
 
 
 def _list(text: str) -> list[Any]:

@@ -1,8 +1,9 @@
-"""Confidence interval of the difference between two models, by a paired bootstrap over examples or
-groups of examples.
+"""The confidence interval of the difference between two models, by a paired bootstrap over examples
+or groups of examples.
 
-    difference = paired_bootstrap(lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows],
-    truth[rows]), len(truth))
+    value, low, high = paired_bootstrap(
+        lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows], truth[rows]), len(truth)
+    )
 
 Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13: the percentile interval.
 """
@@ -32,7 +33,7 @@ def paired_bootstrap(
     raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half of the draws
     remain, the interval is NaN.
     """
-    members = _members(size, groups)
+    members = _rows_by_group(size, groups)
     generator = np.random.default_rng(seed)
     draws = []
 
@@ -43,7 +44,7 @@ def paired_bootstrap(
         except (ValueError, ArithmeticError):
             continue
 
-    return statistic(np.arange(size)), *_interval(draws, resamples, confidence)
+    return statistic(np.arange(size)), *_compute_interval(draws, resamples, confidence)
 
 
 def weighted_bootstrap(
@@ -54,8 +55,8 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return (low, high) as `paired_bootstrap` does, from one call of `statistic` for all draws:
-    faster with many rows.
+    """Return (low, high) of `paired_bootstrap` from a single call of `statistic` for all draws,
+    which is faster for many rows.
 
     `statistic` gets the group number of each row, and the count of each group in each draw:
     [groups, resamples].
@@ -71,10 +72,12 @@ def weighted_bootstrap(
             generator.integers(len(group_names), size=len(group_names)), minlength=len(group_names)
         )
 
-    return _interval(statistic(row_groups, draws), resamples, confidence)
+    return _compute_interval(statistic(row_groups, draws), resamples, confidence)
 
 
-def _interval(estimates: Iterable[float], resamples: int, confidence: float) -> tuple[float, float]:
+def _compute_interval(
+    estimates: Iterable[float], resamples: int, confidence: float
+) -> tuple[float, float]:
     finite_estimates = [estimate for estimate in estimates if np.isfinite(estimate)]
     if len(finite_estimates) < resamples / 2:
         return float("nan"), float("nan")
@@ -82,8 +85,8 @@ def _interval(estimates: Iterable[float], resamples: int, confidence: float) -> 
     return float(low), float(high)
 
 
-def _members(size: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
-    """Return the rows of each group."""
+def _rows_by_group(size: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
+    """Return the row numbers of each group; without groups, each row is a group."""
     if groups is None:
         return list(np.arange(size).reshape(-1, 1))
     rows: dict[Any, list[int]] = {}

@@ -1,5 +1,4 @@
-"""Compares the answers of a server with the predictions of the evaluation, alone and with other
-requests."""
+"""Compares the predictions of a server with those of the evaluation."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,27 +14,28 @@ from rekindle.release.release_files import read_prediction_lines
 
 INSTANCES_PER_REQUEST = 20
 CLIENTS = 8  # number of threads that send requests at the same time
-Replay = Iterable[tuple[dict[str, Any], list[Any]]]  # requests, each with its expected predictions
+# requests with their expected predictions
+Replay = Iterable[tuple[dict[str, Any], list[Any]]]
 
 
 @dataclass
 class Comparison:
-    """Result of the comparison of served and offline predictions."""
+    """The comparison of served predictions with offline predictions, those of the evaluation."""
 
     tolerance: float
-    replayed: int = 0  # number of instances
+    replayed: int = 0  # number of instances that were compared
     differing: int = 0  # number of instances whose predictions differ by more than the tolerance
     # number of instances in requests that the server rejected because of their size
     too_large: int = 0
     max_difference: float = 0.0
-    # text with the instance of the largest difference, and its served and offline predictions
+    # the instance with the largest difference and both predictions, as text
     worst: str = ""
-    # number of instances whose predictions alone and with other requests differ by more than the
-    # tolerance
+    # number of instances whose predictions differ by more than the tolerance when the request is
+    # sent alone and with other requests
     unstable: int = 0
-    # text with the first such instance, and its predictions alone and with other requests
+    # the first unstable instance and both predictions, as text
     example: str = ""
-    random: bool = False  # True: the predictions for equal requests differ
+    random: bool = False  # True if two predictions for the same request differ
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
         """Add the answer to a request. Raises ValueError if the numbers of served and expected
@@ -43,7 +43,7 @@ class Comparison:
         for instance, prediction, offline in zip(
             request["instances"], served, expected, strict=True
         ):
-            distance = difference(prediction, offline)
+            distance = compute_difference(prediction, offline)
             self.replayed += 1
             self.differing += distance > self.tolerance
             if distance > self.max_difference:
@@ -51,23 +51,25 @@ class Comparison:
                 texts = (cut(to_json(value), 200) for value in (instance, prediction, offline))
                 self.worst = "{}: served {}, offline {}".format(*texts)
 
-    def add_single(self, request: dict[str, Any], single: list[Any], batched: list[Any]) -> bool:
+    def add_repetition(
+        self, request: dict[str, Any], single: list[Any], batched: list[Any]
+    ) -> bool:
         """Add the predictions of a request, sent alone and with others; return True if the
         predictions agree."""
         unstable = self.unstable
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
-            if difference(alone, together) > self.tolerance:
+            if compute_difference(alone, together) > self.tolerance:
                 self.unstable += 1
                 texts = (cut(to_json(value), 200) for value in (instance, alone, together))
                 self.example = self.example or "{}: alone {}, with others {}".format(*texts)
         return self.unstable == unstable
 
 
-def difference(served: Any, offline: Any) -> float:
-    """Return the largest difference of the numbers in two JSON values; infinite if anything else
-    differs.
+def compute_difference(served: Any, offline: Any) -> float:
+    """Return the largest difference of two corresponding numbers in two JSON values; infinite if
+    anything else differs.
 
-    The difference of numbers above 1 is relative.
+    The difference is relative for numbers above 1.
     """
     match served, offline:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
@@ -80,9 +82,11 @@ def difference(served: Any, offline: Any) -> float:
                 return math.inf
             return distance
         case (list(), list()) if len(served) == len(offline):
-            return max(map(difference, served, offline), default=0.0)
+            return max(map(compute_difference, served, offline), default=0.0)
         case (dict(), dict()) if served.keys() == offline.keys():
-            return max((difference(served[key], offline[key]) for key in served), default=0.0)
+            return max(
+                (compute_difference(served[key], offline[key]) for key in served), default=0.0
+            )
 
     return math.inf
 
@@ -93,8 +97,8 @@ def compare(
     """Send each request alone, then all requests together; compare the answers with each other and
     with the expected predictions.
 
-    `independent`: the instances of a request do not influence each other, so each instance is sent
-    alone. Raises DataError, or RekindleError if no server answers.
+    `independent`: each instance is sent alone, because the instances of a request do not influence
+    each other. Raises DataError, or RekindleError if no server answers.
     """
     comparison = Comparison(tolerance)
     replay = list(replay)
@@ -128,19 +132,20 @@ def compare(
             continue
 
         comparison.add(
-            request, max(single, batched, key=lambda served: difference(served, expected)), expected
+            request,
+            max(single, batched, key=lambda served: compute_difference(served, expected)),
+            expected,
         )
-        if not comparison.add_single(request, single, batched) and not comparison.random:
-            comparison.random = difference(send_alone(request), single) > tolerance
+        if not comparison.add_repetition(request, single, batched) and not comparison.random:
+            comparison.random = compute_difference(send_alone(request), single) > tolerance
 
     return comparison
 
 
 def read_numerics(report: Path) -> str:
-    """Return the text of `device.describe_numerics` on the machine that wrote the report, or "" if
-    it was not recorded.
+    """Return the recorded `device.describe_numerics` of the machine that wrote the report, or "".
 
-    A server with the same text must give the same bits. Raises DataError.
+    A server with equal numerics must return the same bits. Raises DataError.
     """
     for line in read_prediction_lines(report):
         return line.numerics

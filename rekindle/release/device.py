@@ -1,8 +1,8 @@
-"""The device of a released model: the model is moved to it once; inputs are copied to it, and
-outputs to the CPU.
+"""Runs a released model on a device: moves the model there once, copies the inputs of each call to
+the device, and its outputs to the CPU.
 
-All copies and kernels are in the current stream of the process, so nothing waits before the outputs
-are read. Inputs are copied to a GPU from pinned memory, while the CPU prepares the next operations.
+All copies and kernels use the current stream, so the CPU waits only when it reads the outputs.
+Inputs are copied to a GPU from pinned memory, while the CPU prepares the next operations.
 """
 
 import platform
@@ -22,30 +22,32 @@ def pick_device() -> "torch.device":
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # the errors of TF32 are larger than the tolerance of `verify`
+    # the rounding errors of TF32 exceed the tolerance of `verify`
     torch.backends.cudnn.allow_tf32 = False
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def place(model: Any, device: "torch.device") -> Any:
-    """Move the model to `device`. Calls of the model accept and return tensors of the CPU, also in
-    lists and dicts."""
+def move_model(model: "torch.nn.Module", device: "torch.device") -> "torch.nn.Module":
+    """Move the model to `device`. Its calls then still accept and return CPU tensors, also in lists
+    and dicts."""
     import torch
 
     if device.type == "cpu":
         return model
     model.to(device)
-    model.register_forward_pre_hook(lambda _, *inputs: move(inputs, device), with_kwargs=True)
-    model.register_forward_hook(lambda _, inputs, output: move(output, torch.device("cpu")))
+    model.register_forward_pre_hook(
+        lambda _, *inputs: move_tensors(inputs, device), with_kwargs=True
+    )
+    model.register_forward_hook(lambda _, inputs, output: move_tensors(output, torch.device("cpu")))
     return model
 
 
-def move(values: Any, device: "torch.device") -> Any:
-    """Return the values with all tensors on `device`."""
+def move_tensors(values: object, device: "torch.device") -> Any:
+    """Return `values`, a nested structure of lists and dicts, with all tensors on `device`."""
     import torch
     from torch.utils._pytree import tree_map
 
-    def copy(value: Any) -> Any:
+    def copy(value: object) -> object:
         if not isinstance(value, torch.Tensor) or value.device == device:
             return value
         if device.type == "cuda":
@@ -56,21 +58,20 @@ def move(values: Any, device: "torch.device") -> Any:
 
 
 def describe_numerics(device: "torch.device") -> str:
-    """Return the software and hardware that determine the last bits of a prediction, with model,
-    instance and batch."""
+    """Return the software and hardware that determine the bits of a prediction, in addition to
+    model, instance and batch."""
     import torch
 
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     units = torch.backends.cpu.get_cpu_capability()
     threads = torch.get_num_threads()
-    return (
-        f"torch {torch.__version__}, {_processor()} {units}, {threads} thread{'s' * (threads > 1)}"
-    )
+    plural = "s" if threads > 1 else ""
+    return f"torch {torch.__version__}, {_read_cpu_name()} {units}, {threads} thread{plural}"
 
 
 @cache
-def _processor() -> str:
+def _read_cpu_name() -> str:
     """Return the name of the CPU."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))

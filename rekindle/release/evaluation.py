@@ -1,13 +1,13 @@
-"""Evaluates the candidate and the champion on the workload's test examples, with the same predictor
-as in serving.
+"""Evaluates the candidate and the champion on the workload's test rows, with the predictor that
+servers use.
 
-The report contains a sample of the examples with the candidate's predictions. `verify` replays this
-sample, and its first row becomes the server's example request.
+The report contains a sample of the test rows with the candidate's predictions. The step `verify`
+sends this sample to the servers, and its first row becomes the server's example request.
 """
 
 import math
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -25,21 +25,21 @@ from rekindle.project import user_exceptions
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.serve_config import MAX_BATCH
-from rekindle.workload import compares, dataset_facts, read_dataset_digest
+from rekindle.workload import dataset_facts, read_dataset_digest, takes_champion_facts
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
 PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
 
 
 class Scored(NamedTuple):
-    """A model's predictions, and its metrics on each part."""
+    """The predictions of a model, and its metrics on each part of the test rows."""
 
     predictions: Any
     metrics: PartMetrics
 
 
 class NotFinite(DataError):
-    """A metric is NaN or infinite on the test rows."""
+    """A metric is NaN or infinite."""
 
 
 def evaluate(
@@ -51,12 +51,12 @@ def evaluate(
     gate: Gate,
     max_batch: int = MAX_BATCH,
 ) -> Evaluation:
-    """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises
-    DataError.
+    """Compute the metrics of `candidate` and `champion` on the test rows of `dataset`, and write
+    the report. Raises DataError.
 
-    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of
-    its own dataset. Both models predict the rows in the same batches, of `max_batch` rows in their
-    order.
+    The candidate was trained on `dataset`; the directory `champion` contains the dataset.json of
+    the champion's dataset. Both models predict the rows in the same batches of up to `max_batch`
+    rows.
     """
     verify_dataset(dataset)
     verify_weights(candidate)
@@ -66,7 +66,7 @@ def evaluate(
     incomparable = ""
 
     if champion and read_dataset_digest(champion) != read_dataset_digest(dataset):
-        examples, warnings, incomparable = exclude_seen(
+        examples, warnings, incomparable = exclude_seen_rows(
             workload, all_examples, dataset, dataset_facts(champion)
         )
 
@@ -106,9 +106,9 @@ def evaluate(
 
     with convert_errors("the report cannot be written"):
         evaluation = Evaluation(
-            {name: average(model.metrics) for name, model in scored.items()},
+            {name: average_parts(model.metrics) for name, model in scored.items()},
             rows=len(examples),
-            parts=named_parts(scored, examples),
+            parts=describe_named_parts(scored, examples),
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
             chosen=read_description(candidate).chosen or None,
@@ -131,12 +131,12 @@ def read_examples(
     champion: dict[str, Any] | None = None,
     max_rows: int | None = None,
 ) -> Examples:
-    """Return the workload's examples; with a champion's facts, only the rows that the champion has
-    not seen. Raises DataError.
+    """Return the workload's test rows; with the facts of the champion's dataset, only rows that the
+    champion was not trained on. Raises DataError.
 
-    `max_rows`: number of rows to read, if the examples are yielded one by one.
+    `max_rows`: maximum number of rows to read, if the workload yields them one by one.
     """
-    if compares(workload):
+    if takes_champion_facts(workload):
         result = workload.examples(dataset, champion)
     else:
         result = workload.examples(dataset)
@@ -160,12 +160,12 @@ def read_examples(
     return examples
 
 
-def exclude_seen(
+def exclude_seen_rows(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the examples that the champion has not seen, warnings, and why the champion cannot be
-    compared, or ""."""
-    if not compares(workload):
+    """Return the test rows that the champion was not trained on, warnings, and the reason why the
+    champion cannot be compared, or ""."""
+    if not takes_champion_facts(workload):
         return (
             examples,
             ["the champion was trained on other data, and may have seen some of the test rows"],
@@ -191,7 +191,7 @@ def exclude_seen(
 
 
 def score(examples: Examples, model: Path, dataset: Path) -> Any:
-    """Return a model's predictions, one per example. Raises DataError or CodeError."""
+    """Return the predictions of a model, one per test row. Raises DataError or CodeError."""
     with convert_errors("`predict` failed on the test rows"):
         predictions = examples.score(model, dataset)
     if len(predictions) != len(examples):
@@ -203,8 +203,8 @@ def score(examples: Examples, model: Path, dataset: Path) -> Any:
 
 @contextmanager
 def convert_errors(where: str) -> Iterator[None]:
-    """Convert exceptions of the workload to errors with their location: a CodeError, if a retry
-    cannot help."""
+    """Convert exceptions of the workload's code to errors with their location: to CodeError if a
+    retry cannot help."""
     try:
         yield
     except RekindleError:
@@ -214,8 +214,8 @@ def convert_errors(where: str) -> Iterator[None]:
         raise user_exceptions.as_error(error, where) from error
 
 
-def to_array(values: Any) -> Any:
-    """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values
+def to_array(values: object) -> Any:
+    """Convert numbers, or nested lists of numbers, to a NumPy array; return other values
     unchanged."""
     try:
         array = np.asarray(values)
@@ -227,37 +227,38 @@ def to_array(values: Any) -> Any:
 
 
 def split_parts(examples: Examples) -> Parts:
-    """Return the parts, sorted by name; without parts, a single part with an empty name."""
+    """Return the parts of the test rows by name; without parts, one part with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
     names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
     return {str(name): numbers == number for number, name in enumerate(names)}
 
 
-def select(values: Any, rows: Any) -> Any:
-    """Return the values of some rows, given by their numbers or a mask."""
+def select_rows(values: Any, rows: Any) -> Any:
+    """Return the values of the rows that numbers or a mask select."""
     if isinstance(values, np.ndarray):
         return values[rows]
     return [values[row] for row in np.arange(len(values))[rows]]
 
 
-def compute_metrics(metrics: Any, predictions: Any, examples: Examples) -> PartMetrics:
+def compute_metrics(
+    metrics: Sequence[Metric], predictions: object, examples: Examples
+) -> PartMetrics:
     """Compute the metrics of a model on each part of the test rows."""
     array = to_array(predictions)
     all_truths = to_array(examples.truths)
     result: PartMetrics = {}
     for name, rows in split_parts(examples).items():
-        selected_predictions = select(array, rows)
-        truths = select(all_truths, rows)
+        selected_predictions = select_rows(array, rows)
+        truths = select_rows(all_truths, rows)
         result[name] = {
-            metric.name: compute(metric, selected_predictions, truths) for metric in metrics
+            metric.name: compute_metric(metric, selected_predictions, truths) for metric in metrics
         }
     return result
 
 
-def compute_finite_metrics(workload: Any, predictions: Any, examples: Examples) -> Scored:
-    """Compute the metrics of a model. Raises NotFinite that names a metric which is NaN or
-    infinite, and the part."""
+def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> Scored:
+    """Compute the metrics of a model on each part. Raises NotFinite if one is NaN or infinite."""
     by_part = compute_metrics(workload.metrics, predictions, examples)
     for part_name, values in by_part.items():
         for name, value in values.items():
@@ -276,8 +277,8 @@ def compute_finite_metrics(workload: Any, predictions: Any, examples: Examples) 
     return Scored(predictions, by_part)
 
 
-def named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
-    """Return name, number of rows, and metrics of each model, for each part that has a name."""
+def describe_named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
+    """Return the name, the number of rows, and the metrics of each model for all named parts."""
     return [
         {"name": name, "rows": int(rows.sum())}
         | {model: scored[model].metrics[name] for model in scored}
@@ -286,18 +287,18 @@ def named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str,
     ]
 
 
-def average(by_part: PartMetrics) -> dict[str, float]:
+def average_parts(by_part: PartMetrics) -> dict[str, float]:
     """Return the mean of each metric over the parts."""
     names = next(iter(by_part.values()))
-    return {name: mean(values[name] for values in by_part.values()) for name in names}
+    return {name: compute_mean(values[name] for values in by_part.values()) for name in names}
 
 
-def mean(values: Iterable[float]) -> float:
+def compute_mean(values: Iterable[float]) -> float:
     return float(np.mean([*values]))
 
 
-def compute(metric: Metric, predictions: Any, truths: Any) -> float:
-    """Compute the metric of these predictions."""
+def compute_metric(metric: Metric, predictions: object, truths: object) -> float:
+    """Compute one metric of predictions. Raises CodeError if the result is not a number."""
     assert metric.function, "workload.load rejects a metric without a function"
     with convert_errors(f"the metric {metric.name} cannot be computed"):
         result = metric.function(predictions, truths)
@@ -322,18 +323,18 @@ def compute_difference(
     assert function, "workload.load rejects a metric without a function"
 
     def difference_in_part(rows: Rows) -> float:
-        a, b = (function(select(array, rows), select(truths, rows)) for array in models)
+        a, b = (function(select_rows(array, rows), select_rows(truths, rows)) for array in models)
         return a - b
 
     def difference(rows: Rows) -> float:
-        return mean(difference_in_part(rows[mask[rows]]) for mask in parts.values())
+        return compute_mean(difference_in_part(rows[mask[rows]]) for mask in parts.values())
 
     def differences(group: Rows, draws: NDArray[np.float32]) -> NDArray[np.float64]:
         assert weighted
         total = np.zeros(draws.shape[1])
         for mask in parts.values():
-            arguments = select(truths, mask), group[mask], draws
-            a, b = (weighted(select(array, mask), *arguments) for array in models)
+            arguments = select_rows(truths, mask), group[mask], draws
+            a, b = (weighted(select_rows(array, mask), *arguments) for array in models)
             total += a - b
         return total / len(parts)
 

@@ -1,4 +1,4 @@
-"""The test rows of a dataset, for the evaluation of candidate and champion."""
+"""The test rows of a dataset, with which models are evaluated."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
@@ -16,7 +17,7 @@ from rekindle.gate import Evaluation
 from rekindle.project import user_exceptions
 from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.predictor import check_json, open_predictor
-from rekindle.release.release_files import link, record_predictions, serving_files
+from rekindle.release.release_files import link, list_serving_files, record_predictions
 from rekindle.release.request_validation import parse
 from rekindle.release.serve_config import MAX_BATCH
 from rekindle.release.watch.reference import record_reference
@@ -40,7 +41,7 @@ class Examples:
     baseline: Column | None = None
     parts: Column | None = None
     warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
-    # number of rows that are predicted together; set by the engine
+    # number of rows that are predicted together; the engine sets it
     max_batch: int = field(default=MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows
     numerics: str = field(default="", init=False)
@@ -60,7 +61,7 @@ class Examples:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
-        """Convert `rows` to columns; an empty optional column becomes None."""
+        """Convert rows to columns. An optional column without any value becomes None."""
         try:
             examples = [Example(*row) for row in rows]
         except TypeError as error:
@@ -90,16 +91,16 @@ class Examples:
         """
         import torch
 
-        # as servers do by default; with more threads, small layers are slow on a busy machine
+        # the default of servers; with more threads, small layers are slow on a busy machine
         torch.set_num_threads(1)
 
-        with serving_folder(model, dataset) as release:
+        with create_serving_folder(model, dataset) as release:
             predictor = open_predictor(release, self.max_batch)
             self.numerics = getattr(predictor, "numerics", "")
             self._requests = self._requests or [
                 self._request(predictor.Request, row) for row in range(len(self))
             ]
-            parts = batches(self._requests, self.max_batch)
+            parts = split_into_batches(self._requests, self.max_batch)
             answers = (answer for requests in parts for answer in predictor.predict(requests))
 
             return [
@@ -123,7 +124,7 @@ class Examples:
                 {"instances": [self.instances[row] for row in batch]},
                 [candidate[row] for row in batch],
             )
-            for batch in batches(rows)
+            for batch in split_into_batches(rows)
         )
 
         record_predictions(out, requests, self.numerics if self.max_batch == 1 else "")
@@ -131,7 +132,7 @@ class Examples:
 
         return evaluation
 
-    def _request(self, kind: Any, row: int) -> Any:
+    def _request(self, kind: type[BaseModel], row: int) -> Any:
         try:
             body = to_json({"instances": [self.instances[row]]}).encode()
         except (TypeError, ValueError) as error:
@@ -149,15 +150,17 @@ def _invalid_row(row: int, reason: str) -> DataError:
     )
 
 
-def batches(rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST) -> Iterator[Sequence[Any]]:
-    """Split rows into batches."""
+def split_into_batches(
+    rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST
+) -> Iterator[Sequence[Any]]:
+    """Split rows into batches of `size` rows."""
     return (rows[i : i + size] for i in range(0, len(rows), size))
 
 
 @contextmanager
-def serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
-    """Yield a folder with a server's files: the model, and dataset.json and state/ of `dataset`.
-    Raises DataError."""
+def create_serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
+    """Yield a temporary folder with the files that a server loads: those of `model`, and
+    dataset.json and state/ of `dataset`. Raises DataError."""
     with TemporaryDirectory() as folder:
-        link(Path(folder), serving_files(model, dataset))
+        link(Path(folder), list_serving_files(model, dataset))
         yield Path(folder)

@@ -1,5 +1,4 @@
-"""Client of a deployed model: waits for the expected weights, and retries while servers are
-replaced."""
+"""A client of a deployed model, which retries while its servers are replaced."""
 
 import http.client
 import os
@@ -15,20 +14,20 @@ from rekindle.errors import ConfigError, DataError, RekindleError, in_one_line, 
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
-# response headers: the weights and version that answered
+# response headers: sha256 of the weights, and model version
 SHA256 = "model-sha256"
 VERSION = "model-version"
-# request header: the instances are test rows, and not counted as instances of clients
+# request header of `verify`: the server does not count the instances, since they are test rows
 REPLAY = "rekindle-replay"
 DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
 RETRY_PAUSE_S = 0.1
-MAX_ERROR_BYTES = 1000  # number of bytes to read of an error
+MAX_ERROR_BYTES = 1000  # maximum number of bytes to read from the body of an error
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 def resolve(endpoint: str) -> str:
-    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the environment variables of pods
-    for a Service."""
+    """Return the URL of a service: $REKINDLE_ENDPOINT, else the address in the variables
+    NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`."""
     name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
     host = os.environ.get(f"{name}_SERVICE_HOST")
     port = os.environ.get(f"{name}_SERVICE_PORT")
@@ -42,10 +41,9 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`, whose instances do not count as instances of
-    clients.
+    """Client of the model `name` at `endpoint`. The server does not count its instances.
 
-    Accepts only answers of the weights `sha256`, and retries until `deadline`.
+    Accepts only answers of the weights `sha256`, and retries until `deadline` (monotonic).
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
@@ -62,7 +60,7 @@ class ModelClient:
         self.deadline = deadline
 
     def wait(self) -> dict[str, Any]:
-        """Wait for a server that is ready with these weights; return its status. Raises
+        """Wait until a server with these weights is ready; return its status. Raises
         RekindleError."""
         status = self._send(self.path)
         while not status.get("ready"):
@@ -75,8 +73,8 @@ class ModelClient:
         return self._send(f"{self.path}/example")
 
     def predict(self, request: dict[str, Any]) -> list[Any]:
-        """Return a prediction per instance. Raises RequestTooLarge, DataError, or RekindleError
-        after the deadline."""
+        """Return the predictions, one per instance. Raises RequestTooLarge, DataError, or
+        RekindleError after the deadline."""
         answer = self._send(f"{self.path}:predict", to_json(request).encode())
         predictions = answer.get("predictions")
         if not isinstance(predictions, list):
@@ -98,12 +96,12 @@ class ModelClient:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
                     sha256 = answer.headers[SHA256]
                     if sha256 == self.sha256:
-                        return _parse(answer.read(MAX_BYTES + 1))
+                        return _parse_answer(answer.read(MAX_BYTES + 1))
 
                     self._retry(f"it answers with the weights {str(sha256)[:12]}")
             except urllib.error.HTTPError as error:
                 text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
-                # 404: a server that is being replaced may not know the name
+                # a server that is being replaced may answer 404
                 if error.code < 500 and error.code != 404:
                     raise (RequestTooLarge if error.code == 413 else DataError)(
                         f"{self.endpoint}{path} answered {error.code}: {text}"
@@ -124,7 +122,7 @@ class ModelClient:
         time.sleep(RETRY_PAUSE_S)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def _parse_answer(data: bytes) -> dict[str, Any]:
     """Return the JSON object in an answer. Raises ValueError."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"its answer has more than {MAX_BYTES:,} bytes")

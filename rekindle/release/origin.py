@@ -1,8 +1,8 @@
-"""The origin of a release: all that `rekindle reproduce` needs to train the same model again.
+"""The origin of a release: the files that `rekindle reproduce` needs to train the model again.
 
-`origin.json` has the manifest and the parameters of the run, the digest of its data, the packages
-and the code; `curve.json` has the exact losses of the training. Both are next to the release's
-files, and are not part of its hash.
+`origin.json` contains the manifest and the parameters of the run, the digest of its data, the
+packages and the code; `curve.json` contains the exact losses of the training. Both are stored with
+the release, but are not part of its hash.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ class SweepSection(Document):
 
 
 class Config(Document):
-    """The parts of a config that are needed before the commit of the release renders the config."""
+    """The parts of a config that `reproduce` needs before the code of the release's commit renders
+    it."""
 
     data: DataSection
     cluster: ClusterSection = Field(default_factory=ClusterSection)
@@ -69,7 +70,7 @@ class Spec(Document):
 
 
 class RenderedManifest(Document):
-    """The parts of a manifest that are compared; the manifest itself is only printed."""
+    """The parts of a manifest that `reproduce` compares."""
 
     spec: Spec
 
@@ -91,7 +92,7 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
 
 
 class RunFile(Document):
-    """origin.json: the run that made a release."""
+    """origin.json: the run that trained and released a model."""
 
     parameters: Annotated[dict[str, str], AfterValidator(_check_parameters)]
     manifest: Annotated[Object, AfterValidator(_check_manifest)]
@@ -112,7 +113,7 @@ class CurveFile(RootModel[list[tuple[int, float | None]]]):
 
 @dataclass(frozen=True)
 class Origin:
-    """A release, and the run that made it."""
+    """A release, and the run that trained it."""
 
     name: str
     version: str
@@ -132,17 +133,18 @@ class Origin:
 
     @cached_property
     def config(self) -> Config:
-        """The parts of the config that are needed before it is rendered."""
+        """The parts of the config that `reproduce` needs before it is rendered."""
         return Config.model_validate_json(self.parameters["config"])
 
     @cached_property
     def whole_config(self) -> dict[str, Any]:
-        """The config, which the commit of the release renders and validates."""
+        """All values of the config, which the code of the release's commit validates."""
         return loads(self.parameters["config"])
 
     @property
     def commit(self) -> str:
-        """The commit, with -dirty if files were changed; "" if unknown. Raises InvalidName."""
+        """The Git commit, with the suffix -dirty if files had uncommitted changes; "" if unknown.
+        Raises InvalidName."""
         commit = self.provenance.get("git_sha", "").replace("unknown", "")
         if commit:
             return CommitId(commit, f"git_sha of {self.prefix}{RELEASE_RECORD}")
@@ -152,7 +154,8 @@ class Origin:
 def read(store: Store, name: str, version: str = "") -> Origin:
     """Read the origin of a version (default: the champion).
 
-    Raises ConfigError if it was not recorded, DataError if the files of the release were changed.
+    Raises ConfigError if the version or its origin does not exist, DataError if a file of the
+    release was changed.
     """
     if version:
         release = tracking.find_version(name, version)
@@ -210,7 +213,7 @@ def read(store: Store, name: str, version: str = "") -> Origin:
 
 
 def _read_released_curve(store: Store, key: str) -> Curve:
-    """Return the losses in a release. Raises DataError if they were changed."""
+    """Return the recorded losses of a release. Raises DataError if the file was changed."""
     try:
         data = read_described(store, key, CURVE)
     except NotFound:

@@ -1,18 +1,18 @@
-"""Predictions of a released model, with the same code in servers, `verify` and notebooks.
+"""Predicts with a released model, by the same code in servers, in `verify` and in notebooks.
 
     predictor = open_predictor(release)                 # a folder with the files of a release
     request = predictor.Request.model_validate(predictor.example())
     [predictions] = predictor.predict([request])
 
-`predict` of a workload gets up to `max_batch` instances together, of one request or several. The
-last bits of a prediction can depend on its batch: the kernels of a network depend on the shape of
-their input, and on the position of a row. With `max_batch` 1, `predict` gets one instance at a
-time, and a prediction has the same bits everywhere.
+The workload's `predict` gets up to `max_batch` instances at once, of one or several requests. The
+last bits of a prediction can depend on its batch, since the kernels of a network depend on the
+shape of their input and on the position of a row. With `max_batch` 1, `predict` gets single
+instances, and a prediction has the same bits everywhere.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, create_model
 
@@ -24,24 +24,25 @@ from rekindle.errors import CodeError, DataError
 from rekindle.release.release_files import EXAMPLE, read_serving_code, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
+T = TypeVar("T")
+
 
 def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
-    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`.
-    Raises DataError.
+    """Return the predictor that the workload defines, or one that calls its `predict`. Raises
+    DataError.
 
-    `max_batch`: instances that `predict` gets together (0: as many as in the evaluation of the
+    `max_batch`: maximum number of instances per call of `predict` (0: that of the evaluation of the
     release).
     """
     description = read_description(release)
     predictor = getattr(load(description.workload), "predictor", None)
     if predictor:
         return predictor(release)
-    return InstancePredictor(release, description, max_batch or evaluated_batch(release))
+    return InstancePredictor(release, description, max_batch or read_evaluated_batch(release))
 
 
-def warning(predictor: Predictor, request: Any) -> str:
-    """Return the sentence of the predictor's optional `warn(request)` about predictions to
-    distrust, or ""."""
+def find_warning(predictor: Predictor, request: object) -> str:
+    """Return the warning of the predictor's optional `warn(request)`, or ""."""
     warn = getattr(predictor, "warn", None)
     if warn:
         return warn(request)
@@ -49,23 +50,23 @@ def warning(predictor: Predictor, request: Any) -> str:
 
 
 class InstancePredictor:
-    """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at
-    a time."""
+    """Calls the workload's `predict` with the released weights and up to `max_batch` instances at a
+    time."""
 
     def __init__(self, release: Path, description: ModelFile, max_batch: int) -> None:
-        from rekindle.release.device import describe_numerics, pick_device, place
+        from rekindle.release.device import describe_numerics, move_model, pick_device
 
         self.workload: Any = load(description.workload)
         instances: Any = list[self.workload.Instance]
         self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
         self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
         device = pick_device()
-        self.model = place(open_model(self.workload, release, description, self.facts), device)
+        self.model = move_model(open_model(self.workload, release, description, self.facts), device)
         self.numerics = describe_numerics(device)
 
     def example(self) -> dict[str, Any]:
-        """Return a request with one of the test rows. Raises DataError if the release lacks the
-        request."""
+        """Return the example request of the release, with one test row. Raises DataError if it is
+        missing."""
         try:
             return read_json_file(self.release / EXAMPLE)
         except InvalidDocument as error:
@@ -74,8 +75,8 @@ class InstancePredictor:
             ) from error
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """Return the predictions of each request. Raises CodeError unless `predict` returns one per
-        instance."""
+        """Return a list of predictions per request. Raises CodeError unless `predict` returns one
+        prediction per instance."""
         instances = [instance for request in requests for instance in request.instances]
         predictions = iter(
             predict(self.workload, self.model, instances, self.facts, self.max_batch)
@@ -86,8 +87,8 @@ class InstancePredictor:
 def predict(
     workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
 ) -> list[Any]:
-    """Call the workload's `predict`, with up to `max_batch` instances at a time. Raises CodeError
-    for wrong results."""
+    """Call the workload's `predict` with up to `max_batch` instances at a time. Raises CodeError
+    unless it returns a list with one prediction per instance."""
     import torch
 
     predictions = []
@@ -114,8 +115,9 @@ def predict(
     return predictions
 
 
-def check_json(prediction: Any, row: str) -> Any:
-    """Return `prediction`. `row`: the row that it is for, in words.
+def check_json(prediction: T, row: str) -> T:
+    """Return `prediction` if it can be converted to JSON. `row`: description of its row for
+    messages.
 
     Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or
     infinite.
@@ -138,8 +140,8 @@ def check_json(prediction: Any, row: str) -> Any:
     return prediction
 
 
-def evaluated_batch(release: Path) -> int:
-    """Return `max_batch` of the evaluation of a release; 1 if it was not recorded.
+def read_evaluated_batch(release: Path) -> int:
+    """Return the `max_batch` with which a release was evaluated; 1 if it is not recorded.
 
     Earlier versions of Rekindle recorded it only in verdict.json.
     """
@@ -147,8 +149,8 @@ def evaluated_batch(release: Path) -> int:
 
 
 def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Load the trained model in `folder`, in eval mode. Raises DataError if its files do not fit
-    the workload."""
+    """Load the trained model in `folder` and set it to eval mode. Raises DataError if its files do
+    not fit the workload."""
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -159,7 +161,7 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
 
-    # an exception of the workload's code keeps its type and line
+    # not in the `try` above: an exception of the workload's code must keep its type and line
     model = families.build(workload, description.family, section, facts)
     try:
         model.load_state_dict(weights)

@@ -1,9 +1,9 @@
-"""Changes of a model's champion, one at a time, also between machines that share MLflow.
+"""Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
-MLflow moves an alias unconditionally, so a promotion first writes `releases/NAME/promotion.json`
-conditionally: a version is rejected if the champion that it was compared with has been replaced. A
-rollback is recorded in the same file from before its first change until its end, so that the next
-command finishes an interrupted rollback.
+MLflow moves an alias unconditionally. So a promotion first writes `releases/NAME/promotion.json`
+with a condition: a version is rejected if the champion that it was compared with has been replaced.
+A rollback is recorded in the same file from its start to its end, so that the next command finishes
+an interrupted rollback.
 """
 
 import re
@@ -24,7 +24,7 @@ from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, sh
 from rekindle.release.serve_config import ServeConfig
 from rekindle.storage import NotFound, Store
 
-UNFINISHED_TIMEOUT_S = 2.0  # time that another run gets to finish its promotion
+UNFINISHED_TIMEOUT_S = 2.0  # time to wait until another run finishes its promotion
 RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
 State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 OptionalVersion = Annotated[str, name_field(Version, optional=True)]
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 def _reject_other_run(text: str) -> str:
-    """Raise ValueError unless a text is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""."""
+    """Return `text` if it is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""; else raise
+    ValueError."""
     experiment, slash, workflow = text.partition("/")
     is_id = not slash and (not text or ObjectId.matches(text))
     if not is_id and not (ModelName.matches(experiment) and RunName.matches(workflow)):
@@ -44,8 +45,8 @@ def _reject_other_run(text: str) -> str:
 
 
 class ChampionChanged(RekindleError):
-    """The champion has changed since the evaluation of the candidate, or since the start of a
-    rollback."""
+    """Another version became the champion after the evaluation of the candidate, or after the start
+    of a rollback."""
 
     exit_code = exit_codes.INVALID_DATA  # of the step `verify`
 
@@ -58,7 +59,7 @@ class Rollback:
     deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
     champion: OptionalVersion  # version of the champion at the start, or ""
     replicas: Annotated[int, Field(ge=0)]  # pods of the Deployment at the start
-    # True: the version becomes the champion, and the rollback can only be finished
+    # True: the rollback can no longer be cancelled, because its version is becoming the champion
     decided: bool = False
 
 
@@ -68,8 +69,7 @@ class PromotionFile(Document):
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
     former: OptionalDeployment = ""  # previous Deployment, if it differs
-    # run of MLflow that promotes the version; EXPERIMENT/WORKFLOW if the dataset of the run was
-    # cached
+    # id of the MLflow run that promotes the version, or its EXPERIMENT/WORKFLOW
     run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
     unfinished: bool = False
     rollback: Rollback | None = None
@@ -84,14 +84,13 @@ class PromotionFile(Document):
 def promote(
     store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = ""
 ) -> str:
-    """Make `version` the champion if the champion is still `champion`; return the previous
-    Deployment if it differs.
+    """Make `version` the champion if the current champion is still version `champion`.
 
-    `run_id`: MLflow run that promotes the version. Raises ChampionChanged. Repeating a promotion
-    changes nothing, even after a later promotion. A promotion overrides a rollback that is not
-    decided yet.
+    Returns the Deployment of the previous champion, or "" if it is the same. `run_id`: MLflow run
+    that promotes the version. Raises ChampionChanged. A repeated call changes nothing, even after a
+    later promotion. A promotion cancels a rollback that is not decided yet.
     """
-    key = _key(name)
+    key = _promotion_key(name)
     deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
 
     while True:
@@ -130,18 +129,20 @@ def promote(
         }
 
         state.update({"run_id": run_id} if run_id else {})
-        _write(store, key, state, etag)  # after a conflict, the next iteration tries again
+        _write_promotion(
+            store, key, state, etag
+        )  # after a conflict, the next iteration tries again
 
 
 def is_superseded(
     name: str, version: str, champion: str, deployment: str, run_id: str = ""
 ) -> bool:
-    """Return True if the run `run_id` has promoted `version`, and another version is the champion
-    again."""
+    """Return True if the run `run_id` has promoted `version`, and another version has become the
+    champion since."""
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version == version:
         return False
-    # else a rollback may have restored the champion
+    # with a `run_id`, a rollback may have restored this champion after the promotion
     if current_champion.version == champion and not run_id:
         return False
     return any(
@@ -151,23 +152,24 @@ def is_superseded(
 
 
 def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool:
-    """True if the last promotion of a model is by one run.
+    """Return True if one run made the last promotion of a model.
 
-    `run_names`: its id in MLflow, and EXPERIMENT/WORKFLOW.
+    `run_names`: the names of this run: its id in MLflow, and EXPERIMENT/WORKFLOW.
     """
-    return _read(store, _key(name))[0].get("run_id", "") in run_names
+    return _read_promotion(store, _promotion_key(name))[0].get("run_id", "") in run_names
 
 
-def pending_rollback(store: Store, name: str) -> Rollback | None:
-    """Return the rollback in progress, or None."""
+def read_pending_rollback(store: Store, name: str) -> Rollback | None:
+    """Return the recorded rollback that is in progress, or None."""
     return _parse_rollback(_read_finished(store, name)[0])
 
 
-def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
-    """Record a rollback. Raises ChampionChanged if another command changed the record first."""
+def record_rollback(store: Store, name: str, rollback: Rollback) -> None:
+    """Record the start of a rollback. Raises ChampionChanged if another command has changed
+    promotion.json."""
     state, etag = _read_finished(store, name)
-    if _parse_rollback(state) or not _write(
-        store, _key(name), state | {"rollback": asdict(rollback)}, etag
+    if _parse_rollback(state) or not _write_promotion(
+        store, _promotion_key(name), state | {"rollback": asdict(rollback)}, etag
     ):
         raise ChampionChanged(
             f"another command is changing {name}: nothing was changed. Repeat this command."
@@ -175,8 +177,8 @@ def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
 
 
 def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
-    """Make the version of a recorded rollback the champion. Raises ChampionChanged if the champion
-    has changed."""
+    """Make the version of a recorded rollback the champion. Raises ChampionChanged if another
+    version became the champion since its start."""
     while True:
         state, etag = _read_finished(store, name, rollback.version)
         champion = tracking.champion(name)
@@ -211,18 +213,21 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
             "unfinished": True,
         }
 
-        _write(
-            store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag
+        _write_promotion(
+            store,
+            _promotion_key(name),
+            state | {"rollback": asdict(replace(rollback, decided=True))},
+            etag,
         )
 
 
 def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: bool = True) -> bool:
-    """Remove the record of a rollback.
+    """Remove the record of a rollback, and return True.
 
-    If `even_if_decided` is false, keep the record of a decided rollback, and return False.
+    If `even_if_decided` is false and the rollback is decided, keep the record and return False.
     """
     while True:
-        state, etag = _read(store, _key(name))
+        state, etag = _read_promotion(store, _promotion_key(name))
         recorded_rollback = _parse_rollback(state)
         if (
             not recorded_rollback
@@ -234,37 +239,37 @@ def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: b
         if recorded_rollback.decided and not even_if_decided:
             return False
 
-        if _write(
+        if _write_promotion(
             store,
-            _key(name),
+            _promotion_key(name),
             {key: value for key, value in state.items() if key != "rollback"},
             etag,
         ):
             return True
 
 
-def expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
-    """Return the Deployments of the releases before `version`, except the newest `keep`.
+def list_expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+    """Return the Deployments to delete: of the releases before `version`, except the newest `keep`.
 
-    `previous`: Deployment of the previous champion, which expires if new servers of the same
-    version replace it.
+    `previous`: Deployment of the previous champion, which is deleted, too, if the same version has
+    a new Deployment.
     """
     releases = tracking.promoted_releases(name)
-    return _replaced(releases, previous) + _expired(releases, version, keep)
+    return _replaced_releases(releases, previous) + _expired_releases(releases, version, keep)
 
 
-def running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
-    """Return the Deployments that may have pods: of all kept releases, including `version`, and a
-    replaced one."""
+def list_running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+    """Return the Deployments that may have pods: those of `version`, of the other releases that are
+    not expired, and `previous` if it was replaced."""
     releases = tracking.promoted_releases(name)
-    return _replaced(releases, previous) + _retained(releases, version, keep)
+    return _replaced_releases(releases, previous) + _retained_releases(releases, version, keep)
 
 
-def own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
-    """Return the Deployments whose name `deploy` gives to servers of this model, and `current`.
+def select_own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
+    """Return `current` and those Deployments that are named like servers of this model.
 
-    The others come from a tag that another client of MLflow wrote: the pipeline must not stop or
-    delete them.
+    Another client of MLflow may have written other names to the tags: the pipeline must not stop or
+    delete such Deployments.
     """
     own_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
 
@@ -279,8 +284,9 @@ def own_servers(name: str, deployments: list[str], current: str = "") -> list[st
     return [deployment for deployment in deployments if deployment not in others]
 
 
-def retained_versions(name: str) -> set[str]:
-    """Return the versions whose Deployments the last promotion has kept, according to MLflow."""
+def list_retained_versions(name: str) -> set[str]:
+    """Return the versions whose Deployments the last promotion has not deleted, according to
+    MLflow."""
     releases = tracking.promoted_releases(name)
     champion = tracking.champion(name)
     if not champion:
@@ -289,11 +295,11 @@ def retained_versions(name: str) -> set[str]:
         keep = ServeConfig().keep_releases
     else:
         keep = champion.keep_releases
-    kept = _retained(releases, champion.version, keep)
+    kept = _retained_releases(releases, champion.version, keep)
     return {release.version for release in releases if release.deployment in kept}
 
 
-def _expired(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
+def _expired_releases(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
     earlier_deployments = [
         release.deployment for release in releases if int(release.version) < int(version)
     ]
@@ -308,20 +314,20 @@ def _expired(releases: list[tracking.Release], version: str, keep: int) -> list[
     ]
 
 
-def _replaced(releases: list[tracking.Release], previous: str) -> list[str]:
+def _replaced_releases(releases: list[tracking.Release], previous: str) -> list[str]:
     if previous and previous not in {release.deployment for release in releases}:
         return [previous]
     return []
 
 
-def _retained(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
-    expired = _expired(releases, version, keep)
+def _retained_releases(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
+    expired = _expired_releases(releases, version, keep)
     return list(dict.fromkeys(r.deployment for r in releases if r.deployment not in expired))
 
 
-def versions_in_use(store: Store, name: str) -> set[str]:
+def list_versions_in_use(store: Store, name: str) -> set[str]:
     """Return the version that was promoted last, and the versions of a rollback in progress."""
-    state = _read(store, _key(name))[0]
+    state = _read_promotion(store, _promotion_key(name))[0]
     rollback = _parse_rollback(state)
     return {
         state.get("version", ""),
@@ -329,9 +335,9 @@ def versions_in_use(store: Store, name: str) -> set[str]:
     } - {""}
 
 
-def retry(call: Callable[[], T], deadline: float) -> T:
-    """Return `call()`, repeated while the object store or MLflow are unavailable, until `deadline`
-    (monotonic)."""
+def retry_while_unavailable(call: Callable[[], T], deadline: float) -> T:
+    """Return `call()`. Repeats the call until `deadline` (monotonic) while the object store or
+    MLflow is unavailable."""
     while True:
         try:
             return call()
@@ -347,27 +353,25 @@ def retry(call: Callable[[], T], deadline: float) -> T:
 def _read_finished(
     store: Store, name: str, version: str = "", deadline: float | None = None
 ) -> State:
-    """Read promotion.json; first finish an unfinished promotion, also in MLflow.
+    """Read promotion.json. If it contains an unfinished promotion, first finish it, also in MLflow.
 
-    A promotion of `version` is finished at once, the promotion of another version after `deadline`.
+    A promotion of `version` is finished at once, that of another version after `deadline`.
     """
-    key = _key(name)
+    key = _promotion_key(name)
     if deadline is None:
         deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
-    else:
-        deadline = deadline
 
     while True:
-        state, etag = _read(store, key)
+        state, etag = _read_promotion(store, key)
         if not state.get("unfinished"):
             return state, etag
 
         if state["version"] != version and time.monotonic() < deadline:
-            # the promoting run may be between its two writes, or was interrupted between them
+            # the run that promotes may be about to finish, or was interrupted
             time.sleep(0.05)
         else:
             try:
-                _finish(store, name, key, state, etag)
+                _finish_promotion(store, name, key, state, etag)
             except RequestRefused as error:
                 if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
                     raise
@@ -376,14 +380,16 @@ def _read_finished(
                     f"version {state['version']} of {name} was deleted before its promotion, which"
                     " is discarded."
                 )
-                _write(store, key, {}, etag)
+                _write_promotion(store, key, {}, etag)
 
 
-def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
+def _finish_promotion(
+    store: Store, name: str, key: str, state: dict[str, Any], etag: str | None
+) -> None:
     tracking.record_champion(name, state["version"], state["deployment"], state.get("run_id", ""))
-    if not _write(store, key, state | {"unfinished": False}, etag):
-        # another run has finished the promotion, and a later one may have followed
-        state, _ = _read(store, key)
+    if not _write_promotion(store, key, state | {"unfinished": False}, etag):
+        # another run has finished this promotion, and may have promoted a later version
+        state, _ = _read_promotion(store, key)
         tracking.record_champion(
             name, state["version"], state["deployment"], state.get("run_id", "")
         )
@@ -402,11 +408,11 @@ def _format_version(version: str) -> str:
     return "none"
 
 
-def _key(name: str) -> str:
+def _promotion_key(name: str) -> str:
     return f"releases/{ModelName(name)}/promotion.json"
 
 
-def _read(store: Store, key: str) -> State:
+def _read_promotion(store: Store, key: str) -> State:
     try:
         content, etag = store.get_with_etag(key)
     except NotFound:
@@ -414,11 +420,11 @@ def _read(store: Store, key: str) -> State:
     return parse(PromotionFile, content, store.uri(key)).model_dump(exclude_unset=True), etag
 
 
-def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
-    """Write promotion.json unless it changed since `etag`. Return True if it was written."""
+def _write_promotion(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
+    """Write promotion.json unless it has changed since `etag`. Return True if it was written."""
     try:
         store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        # True if an attempt succeeded, but its answer was lost
-        return _read(store, key)[0] == state
+        # the content is equal if the first attempt succeeded, but its response was lost
+        return _read_promotion(store, key)[0] == state
     return True

@@ -2,14 +2,14 @@
 
 `releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors,
 model.json, workload.json (digest of the serving code, maximum size of a batch), dataset.json,
-dataset.files.json, state/ (the serving state), example.json (a request: the first row of the
-report's predictions), MLmodel with its examples (rekindle/release/pyfunc/). HASH is computed over
-the names and contents of these files, so the same release always has the same prefix. release.json,
-written last, has the sha256 of each file.
+dataset.files.json, state/ (the serving state), example.json (a request with the first test row of
+the report), MLmodel with its examples (rekindle/release/pyfunc/). HASH is a hash of the names and
+contents of these files, so the same release always has the same prefix. release.json, which is
+written last, contains the sha256 of each file.
 
-The files in DESCRIBING are not loaded, and are not part of the hash: verdict.json, which a
-promotion replaces, reference.json (histograms of the test rows), origin.json and curve.json
-(rekindle/release/origin.py). release.json has the sha256 of the last three, and of its own fields.
+The files in DESCRIBING are not loaded and not part of HASH: verdict.json, which a promotion
+replaces, reference.json (histograms of the test rows), origin.json and curve.json
+(rekindle/release/origin.py). release.json contains the sha256 of the last three, and of its fields.
 """
 
 import gzip
@@ -67,7 +67,7 @@ PREDICTIONS = "predictions.jsonl.gz"
 
 
 class Owner(Document):
-    """The version that the files of a release belong to, in release.json."""
+    """The part of release.json that names the version to which the files belong."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,7 +79,7 @@ class Owner(Document):
 
 
 class Record(FileHashes):
-    """release.json: the version, and the sha256 of each file."""
+    """release.json: the version of a release, and the sha256 of each file."""
 
     name: Annotated[str, name_field(ModelName)]
     version: Annotated[str, name_field(Version)]
@@ -92,10 +92,10 @@ class ServingCode(Document):
     """workload.json: identity and settings of the code that computes predictions."""
 
     workload: str = ""
-    sha256: str = ""  # of the code
-    # rows that the evaluation predicted together; 0: not recorded
+    sha256: str = ""  # sha256 of the code
+    # number of rows that the evaluation predicted together; 0: not recorded
     max_batch: int = Field(default=0, ge=0)
-    # rows of the evaluation; 0: not recorded
+    # number of rows of the evaluation; 0: not recorded
     rows: int = Field(default=0, ge=0)
 
 
@@ -108,7 +108,7 @@ class PredictionLine(Document):
 
 
 class Verdict(Document):
-    """verdict.json, as far as later steps use it."""
+    """The part of verdict.json that later steps use."""
 
     rows: int = Field(default=0, ge=0)
     max_batch: int = Field(default=0, ge=0)
@@ -125,14 +125,14 @@ def read_serving_code(release: Path) -> ServingCode:
         raise DataError(f"{error} {REMEDY}") from error
 
 
-def evaluated_rows(release: Path) -> int:
-    """Return the number of rows that a release was evaluated on; 0 if it is unknown. Raises
+def read_evaluated_rows(release: Path) -> int:
+    """Return the number of rows on which a release was evaluated; 0 if it is unknown. Raises
     DataError, InvalidDocument."""
     return read_serving_code(release).rows or read_verdict(release).rows
 
 
 def read_verdict(folder: Path) -> Verdict:
-    """Return the verdict in a report or a release; the default values if it is missing. Raises
+    """Return verdict.json of a report or a release; the default values if it is missing. Raises
     InvalidDocument."""
     file = folder / VERDICT
     if file.exists():
@@ -140,13 +140,13 @@ def read_verdict(folder: Path) -> Verdict:
     return Verdict()
 
 
-def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
-    """Create links in `folder` to the files of a release, except release.json.
+def collect_files(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
+    """Fill `folder` with the files of a release (links, except new files), without release.json.
 
-    Return {file: sha256}. Raises DataError.
+    Returns {file: sha256} of the files that are part of the release's hash. Raises DataError.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    files = serving_files(model, dataset)
+    files = list_serving_files(model, dataset)
     link(folder, {**files, VERDICT: report / VERDICT})
 
     for name, source in ((REFERENCE, report), (CURVE, model)):
@@ -161,7 +161,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     verdict = read_verdict(report)
     code = {
         "workload": name,
-        "sha256": code_digest(load(name)),
+        "sha256": compute_code_digest(load(name)),
         "max_batch": verdict.max_batch,
         "rows": verdict.rows,
     }
@@ -173,7 +173,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     }
 
 
-def describing_hashes(folder: Path) -> dict[str, str]:
+def hash_describing_files(folder: Path) -> dict[str, str]:
     """Return {file: sha256} of the files of a release that are not part of its hash."""
     return {
         name: file_sha256(folder / name) for name in DESCRIBED_FILES if (folder / name).exists()
@@ -181,10 +181,10 @@ def describing_hashes(folder: Path) -> dict[str, str]:
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences from a champion of equal weights: code, and the digest `servers`
-    (empty: not compared).
+    """Describe how a release differs from a champion with equal weights: in its code, or in its
+    servers, by their digest `servers` (empty: not compared).
 
-    Raises DataError if the recorded code of the champion was changed.
+    Raises DataError if the champion's workload.json was changed.
     """
     key = champion.uri.rstrip("/")
     try:
@@ -195,7 +195,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
         champion_code = ""
 
     differs = {
-        "its code": champion_code and champion_code != code_digest(workload),
+        "its code": champion_code and champion_code != compute_code_digest(workload),
         "its servers": servers
         and champion.deployment
         and not champion.deployment.endswith(f"-{servers}"),
@@ -213,8 +213,8 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
 def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> None:
     """Write release.json, which makes the release servable, and the files that it describes.
 
-    Several processes may release the same files at the same time: the files that release.json
-    describes are those of the process that has written it.
+    Several processes may release the same files at the same time: release.json and the files that
+    it describes are then those of one process.
     """
     key = f"{prefix}{RELEASE_RECORD}"
     while True:
@@ -230,7 +230,7 @@ def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> N
                 if_absent=current is None,
             )
         except (Conflict, NotFound):
-            # another process has written or removed it, and maybe replaced our files
+            # another process has written or removed release.json, and may have replaced the files
             continue
         return
 
@@ -245,10 +245,10 @@ def read_owner(store: Store, prefix: str) -> Owner | None:
 
 
 def download(store: Store, prefix: str, folder: Path) -> Record:
-    """Download a release into `folder`, and return release.json.
+    """Download a release into `folder`, and return its release.json.
 
-    Raises StorageError, or DataError if a file was changed, added or removed, or if `prefix` is not
-    of a release.
+    Raises StorageError, or DataError if `prefix` is not a release, or if a file was changed, added
+    or removed.
     """
     reject_other_folder(prefix, store.uri(prefix))
     store.download(prefix.rstrip("/") + "/", folder)
@@ -256,11 +256,11 @@ def download(store: Store, prefix: str, folder: Path) -> Record:
 
 
 def verify_release(folder: Path, prefix: str, address: str) -> Record:
-    """Return release.json of the release in `folder`. Raises DataError if its files do not have its
-    hash.
+    """Return release.json of the release in `folder`. Raises DataError if a file does not match its
+    recorded hash.
 
-    `prefix`: key prefix, which ends with the hash (empty: unknown); `address`: address for the
-    message.
+    `prefix`: key prefix, which ends with the hash of the release (empty: unknown). `address`: name
+    of the release in messages.
     """
     try:
         record = parse(
@@ -275,7 +275,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
         raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
 
     reject_other_hash(prefix.rstrip("/"), record.files, address)
-    # not `described`: an interrupted release of the same files may have replaced them
+    # the files in `described` are not checked: an interrupted release may have replaced them
     reject_other_files(folder, record.files, address)
     if description.sha256 != record.model_sha256:
         raise DataError(
@@ -313,11 +313,11 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
 def record_predictions(
     report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = ""
 ) -> None:
-    """Write requests with their expected predictions into a report, for `verify`
+    """Write requests with their expected predictions to a report, from which `verify` reads them
     (compare.read_predictions).
 
-    `numerics`: if not empty, servers with these numerics that predict one instance at a time give
-    the same bits.
+    `numerics`: servers with these numerics that predict one instance at a time must return the same
+    bits (empty: not required).
     """
     with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
         for request, predictions in requests:
@@ -325,7 +325,7 @@ def record_predictions(
             file.write(to_json(line) + "\n")
 
 
-def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
+def list_serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises
     DataError."""
     files = {name: model / name for name in MODEL} | {DATASET: dataset / DATASET}
@@ -349,15 +349,14 @@ def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
 
 
 def link(folder: Path, files: dict[str, Path]) -> None:
-    """Create links to the files in `folder`, with their keys as names."""
+    """Create links in `folder` to the files, named by their keys."""
     for key, path in files.items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).symlink_to(path.absolute())
 
 
 def _read_example(report: Path) -> bytes:
-    """Return a request with the first test row of the report's predictions, or b"" without
-    predictions."""
+    """Return a request with the first test row in the report, or b"" if the report has none."""
     if not (report / PREDICTIONS).exists():
         return b""
 
@@ -383,8 +382,8 @@ def read_prediction_lines(report: Path) -> Iterator[PredictionLine]:
         ) from error
 
 
-def code_digest(workload: Any) -> str:
-    """Return the sha256 over the Python files of a workload: its module, or its whole package."""
+def compute_code_digest(workload: Any) -> str:
+    """Return the sha256 over the Python files of a workload: of its module, or of its package."""
     file = Path(workload.__file__)
     package = file.name == "__init__.py"
     return digest_files(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)

@@ -1,4 +1,4 @@
-"""Validation of a request's body. Each error is a sentence with its location, such as
+"""Validates the body of a request. Each error is a sentence that names its location, such as
 `instances[3].amount`."""
 
 import math
@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import SchemaValidator, from_json
+from pydantic_core import ErrorDetails, SchemaValidator, from_json
 
 from argolocal.common.json_text import numbers
 from argolocal.common.wording import cut
@@ -15,22 +15,22 @@ from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
 MAX_SHOWN_ERRORS = 5
-# size in bytes from which the errors of a body could take too much memory: at least 500 bytes per
-# error
+# size above which a body is validated only up to its first error: each error needs at least 500
+# bytes of memory
 LARGE_BODY_BYTES = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
 # keys of a schema that do not contain schemas
 OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}
-# matches texts that may contain a number that does not fit into float64 or int64; the exact check
-# is slow
+# matches every body that may contain a number beyond float64 or int64; only such bodies get the
+# slow exact check
 SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def parse(request: type[R], body: bytes) -> R:
-    """Parse a request strictly: text is not converted to numbers, unknown keys are errors. Raises
-    DataError."""
+    """Parse a request strictly: a text is not accepted as a number, and unknown keys are errors.
+    Raises DataError."""
     if SUSPICIOUS_NUMBER.search(body):
         reject_huge_numbers(body)
 
@@ -53,19 +53,19 @@ def parse(request: type[R], body: bytes) -> R:
 
 @cache
 def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
-    """Return a validator that stops at the first error of a collection, and at the first unknown
+    """Return a validator that stops at the first error of a collection and at the first unknown
     key.
 
-    The usual validator collects all errors first, which takes 40 s and 4 GB of memory for a body of
-    16 MB.
+    pydantic's usual validator collects all errors, which takes 40 s and 4 GB of memory for a body
+    of 16 MB.
     """
-    # build all validators again: the prebuilt validators of nested models would not stop early
+    # without the prebuilt validators of nested models, which would not stop early
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
-    """Return the schema with early stops; within a union, an unknown key only excludes one of the
-    alternatives."""
+    """Return the schema with early stops. `alternative`: within a union, where an unknown key only
+    excludes an alternative, and must not stop."""
     if isinstance(schema, list):
         return [add_fail_fast(inner, alternative) for inner in schema]
     if not isinstance(schema, dict):
@@ -109,7 +109,7 @@ def reject_huge_numbers(body: bytes) -> None:
             raise DataError(f"{format_path(path)} is {value}: it must be a finite number.")
 
 
-def describe_error(request: type[BaseModel], detail: Any) -> str:
+def describe_error(request: type[BaseModel], detail: ErrorDetails) -> str:
     """Format one of pydantic's errors as a sentence with the location, the value and the rule."""
     kind = detail["type"]
     path = detail["loc"]
@@ -127,7 +127,7 @@ def describe_error(request: type[BaseModel], detail: Any) -> str:
         case "too_short" if detail["input"] == []:
             return f"{where} is empty: it must contain at least {detail['ctx']['min_length']}."
         case "value_error" if not path:
-            # the request breaks a rule of the workload about requests as a whole
+            # the request violates a rule of the workload that concerns several of its fields
             return message
 
     return f"{where} is {format_value(detail['input'])}: {message[:1].lower() + message[1:]}"
@@ -139,7 +139,7 @@ def format_path(path: tuple[str | int, ...]) -> str:
     return text.removeprefix(".")[:200] or "the request"
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
         # Python refuses to format very long integers

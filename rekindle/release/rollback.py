@@ -1,10 +1,9 @@
-"""Roll back to an earlier release. Its Deployment still exists, without pods, and has its image,
-flags and resources.
+"""Rolls back to an earlier release, whose Deployment still exists without pods.
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
-repeated. So the next command can finish a rollback that was interrupted, or during which MLflow,
-the object store or the cluster became unavailable. Until the version is the champion, a rollback
-can also fail, or be overridden by a promotion: then the rollback stops the pods that it started.
+repeated. So the next command can finish a rollback that was interrupted, or that failed because
+MLflow, the object store or the cluster was unavailable. Until its version is the champion, a
+rollback can also fail, or a promotion can cancel it: then it stops the pods that it has started.
 """
 
 import time
@@ -23,14 +22,14 @@ from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
 
 AUTOSCALER = "HorizontalPodAutoscaler"
-# annotation of a Deployment: id of the command that started its pods
+# annotation of a Deployment: id of the rollback command that started its pods
 STARTED_ANNOTATION = "rekindle.dev/started"
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
 
 
-class Objects(Protocol):
-    """The Kubernetes objects of this machine or of a namespace."""
+class KubernetesObjects(Protocol):
+    """Access to the Kubernetes objects of a namespace, or of the local cluster."""
 
     def find(self, kind: str, name: str) -> Object | None: ...
 
@@ -39,30 +38,30 @@ class Objects(Protocol):
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, or only test the patch. Raises Conflict if the patch has an outdated
-        resourceVersion."""
+        """Apply a merge patch; with `dry_run`, only test it. Raises Conflict if the resourceVersion
+        in the patch is outdated."""
         ...
 
 
 def roll_back(
-    objects: Objects,
+    objects: KubernetesObjects,
     store: Store,
     model: str,
     version: str,
     seconds: float,
     report: Callable[[Result], None],
 ) -> Result:
-    """Make `version` of the model serve (empty: the version before the champion), or finish a
-    rollback in progress.
+    """Roll back to `version` (empty: the version before the champion), or finish a rollback in
+    progress.
 
-    `report` is called with the result before the record of the rollback is removed: an interruption
-    in between does not lose the result. Raises ConfigError if the release does not exist,
-    ChampionChanged if the champion has changed, RekindleError if the servers are not ready after
-    `seconds` or a service is unavailable.
+    Calls `report` with the result before the record of the rollback is removed, so that an
+    interruption does not lose the result. Raises ConfigError if the release does not exist,
+    ChampionChanged if another version became the champion, RekindleError if the servers are not
+    ready after `seconds` or a service is unavailable.
     """
-    rollback = promotion.pending_rollback(store, model)
+    rollback = promotion.read_pending_rollback(store, model)
 
-    releases = _releases(objects, model)
+    releases = _map_deployments(objects, model)
     if rollback and not _has_deployment(releases, rollback):
         if version in ("", rollback.version):
             raise ConfigError(
@@ -81,8 +80,8 @@ def roll_back(
         )
 
     if not rollback:
-        rollback = _prepare(objects, model, version, releases)
-        promotion.begin_rollback(store, model, rollback)
+        rollback = _prepare_rollback(objects, model, version, releases)
+        promotion.record_rollback(store, model, rollback)
 
     if rollback.champion != rollback.version:
         previous_version = rollback.champion
@@ -102,14 +101,16 @@ def roll_back(
             if release.version != rollback.version
         ]
 
-        _start(objects, model, rollback, seconds)
+        _start_pods(objects, model, rollback, seconds)
         promotion.decide_rollback(store, model, rollback)
         _switch_traffic(objects, model, rollback)
-        _stop(objects, model, rollback, other_deployments)
+        _stop_pods(objects, model, rollback, other_deployments)
         report(result)
         promotion.end_rollback(store, model, rollback)
     except BaseException as error:
-        outcome = _cancel(objects, store, model, rollback, isinstance(error, ChampionChanged))
+        outcome = _cancel_rollback(
+            objects, store, model, rollback, isinstance(error, ChampionChanged)
+        )
         if isinstance(error, RekindleError):
             if type(error) in (ConfigError, ChampionChanged):
                 kind = type(error)
@@ -124,10 +125,10 @@ def roll_back(
     return result
 
 
-def _releases(objects: Objects, model: str) -> dict[str, Object]:
-    """Return version → Deployment of the promoted releases.
+def _map_deployments(objects: KubernetesObjects, model: str) -> dict[str, Object]:
+    """Return the Deployments of the promoted releases by version.
 
-    The servers of a canary or of a release that is still being verified do not count.
+    The Deployment of a canary, or of a release before its promotion, is left out.
     """
     deployments = {obj["metadata"]["name"]: obj for obj in objects.deployments(model)}
     promoted_releases = tracking.promoted_releases(model)
@@ -139,13 +140,15 @@ def _releases(objects: Objects, model: str) -> dict[str, Object]:
 
 
 def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
-    """True if the recorded Deployment is that of the version: promotion.json may name any other."""
+    """Return True if the Deployment in promotion.json is really that of its version."""
     deployment = releases.get(rollback.version)
     return deployment is not None and deployment["metadata"]["name"] == rollback.deployment
 
 
-def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Object]) -> Rollback:
-    """Choose the target version, and test all changes that could be rejected, without a change.
+def _prepare_rollback(
+    objects: KubernetesObjects, model: str, version: str, releases: dict[str, Object]
+) -> Rollback:
+    """Choose the target version, and test by dry runs all changes that could be rejected.
 
     Raises RekindleError.
     """
@@ -182,12 +185,12 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
 
     changes = [
         ("Deployment", name, {"spec": {"replicas": replicas}}),
-        *_traffic(objects, model, name),
+        *_list_traffic_changes(objects, model, name),
     ]
     for change in changes:
         objects.patch(*change, dry_run=True)
 
-    # the value is unchanged: the request only tests the permission to promote in MLflow
+    # the same value again, only to test the permission to change the model in MLflow
     tracking.record_deployment(model, target_version, name)
     return Rollback(target_version, name, champion.version if champion else "", replicas)
 
@@ -204,11 +207,11 @@ def _previous_version(releases: dict[str, Object], current_version: str, model: 
     return max(earlier_versions, key=int)
 
 
-def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> None:
+def _start_pods(objects: KubernetesObjects, model: str, rollback: Rollback, seconds: float) -> None:
     """Start as many pods as the current version has, and wait until they are ready.
 
-    After `seconds`, fewer pods suffice: the autoscaler's minimum or, if more, the Deployment's pods
-    at the start.
+    After `seconds`, the larger of the autoscaler's minimum and the Deployment's initial number of
+    replicas is enough.
     """
     minimum = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
     minimum = max(minimum, rollback.replicas)
@@ -217,8 +220,8 @@ def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> 
         "Deployment", service["spec"]["selector"].get(INSTANCE_LABEL, model)
     ) or {"spec": {}}
     replicas = max(minimum, serving["spec"].get("replicas", 1))
-    # the mark changes the Deployment: a command that read it before and wants to stop its pods gets
-    # a Conflict
+    # the annotation changes the Deployment, so that a concurrent command that wants to stop its
+    # pods gets a Conflict
     start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
     objects.patch(
         "Deployment", rollback.deployment, {"metadata": start_mark, "spec": {"replicas": replicas}}
@@ -252,8 +255,8 @@ def _start(objects: Objects, model: str, rollback: Rollback, seconds: float) -> 
         time.sleep(0.05)
 
 
-def _traffic(objects: Objects, model: str, deployment: str) -> list[Change]:
-    """Return the changes that direct clients to a Deployment."""
+def _list_traffic_changes(objects: KubernetesObjects, model: str, deployment: str) -> list[Change]:
+    """Return the changes of Service and autoscaler that direct the traffic to a Deployment."""
     changes: list[Change] = [
         ("Service", model, {"spec": {"selector": {NAME_LABEL: model, INSTANCE_LABEL: deployment}}})
     ]
@@ -262,18 +265,17 @@ def _traffic(objects: Objects, model: str, deployment: str) -> list[Change]:
     return changes
 
 
-def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
-    """Direct clients to the version while it is the champion.
-
-    Raises ChampionChanged if another version is the champion.
+def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) -> None:
+    """Direct the traffic to the version of the rollback. Raises ChampionChanged if another version
+    is the champion.
     """
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
-        # checked after reading the Service: if the Service changes later, the patch fails
+        # checked after reading the Service: if another command changes it later, the patch fails
         _check_champion(model, rollback)
 
         try:
-            for kind, name, change in _traffic(objects, model, rollback.deployment):
+            for kind, name, change in _list_traffic_changes(objects, model, rollback.deployment):
                 condition = {
                     "metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}
                 }
@@ -284,9 +286,11 @@ def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
             continue
 
 
-def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[str]) -> None:
-    """Stop the pods of these Deployments while the version is the champion. Raises
-    ChampionChanged."""
+def _stop_pods(
+    objects: KubernetesObjects, model: str, rollback: Rollback, deployments: list[str]
+) -> None:
+    """Stop the pods of these Deployments. Raises ChampionChanged if the version of the rollback is
+    no longer the champion."""
     while True:
         running_deployments = [
             obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)
@@ -297,11 +301,12 @@ def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[st
         if not running_deployments:
             return
 
-        # checked after reading the Deployments: if a Deployment is started later, its patch fails
+        # checked after reading the Deployments: if another command starts one later, the patch
+        # fails
         _check_champion(model, rollback)
         with suppress(Conflict):
             for obj in running_deployments:
-                _scale(objects, obj, 0)
+                _scale_deployment(objects, obj, 0)
 
 
 def _check_champion(model: str, rollback: Rollback) -> None:
@@ -313,21 +318,19 @@ def _check_champion(model: str, rollback: Rollback) -> None:
         )
 
 
-def _scale(objects: Objects, deployment: Object, replicas: int) -> None:
-    """Set the number of pods of a Deployment. Raises Conflict if the Deployment changed since it
-    was read."""
+def _scale_deployment(objects: KubernetesObjects, deployment: Object, replicas: int) -> None:
+    """Set the number of pods of a Deployment. Raises Conflict if it has changed since it was
+    read."""
     condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
     change = {"metadata": condition, "spec": {"replicas": replicas}}
     objects.patch("Deployment", deployment["metadata"]["name"], change)
 
 
-def _cancel(
-    objects: Objects, store: Store, model: str, rollback: Rollback, champion_changed: bool
+def _cancel_rollback(
+    objects: KubernetesObjects, store: Store, model: str, rollback: Rollback, champion_changed: bool
 ) -> str:
-    """Stop the pods that a rollback started, unless the rollback is decided and the champion is
-    unchanged.
-
-    Return the outcome.
+    """After a failure, cancel the rollback and stop its pods, unless the rollback is decided and
+    its version is the champion. Return a sentence about the outcome.
     """
     unfinished_message = (
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle"
@@ -343,14 +346,14 @@ def _cancel(
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
             # another command needs the pods
-            if has_traffic or promotion.pending_rollback(store, model):
+            if has_traffic or promotion.read_pending_rollback(store, model):
                 outcome = (
                     "its pods keep running: they have the traffic, or another rollback needs them"
                 )
                 break
 
             with suppress(Conflict):
-                _scale(objects, deployment, rollback.replicas)
+                _scale_deployment(objects, deployment, rollback.replicas)
                 outcome = f"its Deployment has {rollback.replicas} pods, as before"
                 break
     except RekindleError:

@@ -141,7 +141,7 @@ class CanaryConfig(Section):
             return [100]
         return self.steps[:-1]
 
-    def after(self, percent: int) -> int:
+    def next_share(self, percent: int) -> int:
         """Return the share that follows `percent`, or 0 after the last share."""
         return next((share for share in self.shares if share > percent), 0)
 

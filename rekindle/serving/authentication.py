@@ -1,4 +1,4 @@
-"""Refuses requests without a token: `Authorization: Bearer TOKEN`, RFC 6750."""
+"""Rejects requests without a valid token in `Authorization: Bearer TOKEN` (RFC 6750)."""
 
 import hmac
 import os
@@ -12,9 +12,9 @@ from rekindle.kubernetes_names import REKINDLE_TOKEN
 from rekindle.serving.openapi import OPEN_PATHS
 
 
-def tokens() -> tuple[str, ...]:
-    """Return the tokens that the environment variable lists; () if it is not set. Raises
-    ConfigError if it is empty."""
+def read_tokens() -> tuple[str, ...]:
+    """Read the accepted tokens from REKINDLE_TOKEN; () if it is not set. Raises ConfigError if it
+    is empty."""
     text = os.environ.get(REKINDLE_TOKEN)
     if text is None:
         return ()
@@ -48,7 +48,7 @@ class Authentication:
     def _accepts(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         value = token.strip().encode()
-        # all tokens are compared, so that the time does not depend on the token
+        # compare all tokens, so that the response time reveals nothing about them
         return (
             sum(hmac.compare_digest(value, each) for each in self.tokens) > 0
             and scheme.lower() == "bearer"

@@ -1,8 +1,8 @@
-"""Batching of requests: one queue, and two tasks per model process (one if a batch has a single
-request).
+"""Groups requests into batches: one queue for all model processes, from which two tasks per process
+take batches (one task if a batch has a single request).
 
-While a process works on a batch, a full batch waits in its pipe, so that the process is never idle
-while answers are sent.
+While a process works on a batch, the next full batch waits in its pipe, so that the process does
+not wait for the server.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
-    is_replay: bool  # True: the request is not counted
+    is_replay: bool  # True for a request of `verify`, which is not counted
     answer: asyncio.Future[Answer]
     arrival_time: float
 
 
 @dataclass
-class Feed:
-    """A process, and locks that keep its batches and its answers in order."""
+class ProcessFeed:
+    """A process, and the locks that keep its batches and answers in order."""
 
     process: ModelProcess
     send_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -34,11 +34,11 @@ class Feed:
 
 
 @dataclass
-class Batches:
-    """Queue of requests. After the oldest request has waited `delay` s, a free process takes a
-    batch.
+class RequestQueue:
+    """The queue of requests. A free process takes a batch once the oldest request has waited
+    `delay` seconds, or `size` requests wait.
 
-    A batch has at most `size` requests, and at most the process's share of the queue.
+    A batch has at most `size` requests, and at most an equal share of the queue per process.
     """
 
     processes: Sequence[ModelProcess]
@@ -46,13 +46,14 @@ class Batches:
     delay: float
     count_batch: Callable[[Batch], None]  # called with each answered batch
     queue: deque[WaitingRequest] = field(default_factory=deque)
-    # a request arrived, or a process is free
+    # set when a request arrives or a process becomes free
     change_event: asyncio.Event = field(default_factory=asyncio.Event)
-    # the error that ended the model process; later requests get it, too
+    # the error that ended a model process, which all later requests get
     error: RekindleError | None = None
 
     async def answer(self, body: bytes, is_replay: bool = False) -> Answer:
-        """Return the answer to a request. Raises RekindleError if the model process ended."""
+        """Queue a request and wait for its answer. Raises RekindleError if a model process has
+        ended."""
         if self.error:
             raise self.error
         loop = asyncio.get_running_loop()
@@ -62,11 +63,12 @@ class Batches:
         return await request.answer
 
     async def run(self) -> None:
-        """Run until a process ends; then raise RekindleError, also in all waiting requests."""
-        feeds = [Feed(process) for process in self.processes]
+        """Pass batches to the processes until one ends; then raise RekindleError, also in all
+        waiting requests."""
+        feeds = [ProcessFeed(process) for process in self.processes]
 
         tasks = [
-            asyncio.create_task(self._serve(feed))
+            asyncio.create_task(self._feed_process(feed))
             for feed in feeds
             for _ in range(2 if self.size > 1 else 1)
         ]
@@ -76,14 +78,14 @@ class Batches:
         except RekindleError as error:
             self.error = error
             for request in self.queue:
-                resolve(request, error)
+                resolve_request(request, error)
 
             raise
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _serve(self, feed: Feed) -> None:
+    async def _feed_process(self, feed: ProcessFeed) -> None:
         loop = asyncio.get_running_loop()
         process = feed.process
 
@@ -91,7 +93,7 @@ class Batches:
             requests: list[WaitingRequest] = []
             try:
                 async with feed.send_lock:
-                    requests = await self._next(feed)
+                    requests = await self._take_batch(feed)
                     replays = {index for index, request in enumerate(requests) if request.is_replay}
                     bodies = [request.body for request in requests]
                     await loop.run_in_executor(process.threads, process.send, bodies, replays)
@@ -108,17 +110,18 @@ class Batches:
                     stop_error = RekindleError("the server is stopping: try another.")
 
                 for request in requests:
-                    resolve(request, stop_error)
+                    resolve_request(request, stop_error)
 
                 raise
 
             self.change_event.set()
             self.count_batch(batch)
             for request, answer in zip(requests, batch.answers, strict=True):
-                resolve(request, answer)
+                resolve_request(request, answer)
 
-    async def _next(self, feed: Feed) -> list[WaitingRequest]:
-        """Return the next batch; while the process works, wait for a full batch."""
+    async def _take_batch(self, feed: ProcessFeed) -> list[WaitingRequest]:
+        """Take the next batch from the queue. While the process is working, wait for a full
+        batch."""
         loop = asyncio.get_running_loop()
         while True:
             while not self.queue or (feed.receive_lock.locked() and len(self.queue) < self.size):
@@ -131,7 +134,7 @@ class Batches:
             await asyncio.sleep(wait)
 
 
-def resolve(request: WaitingRequest, result: Answer | RekindleError) -> None:
+def resolve_request(request: WaitingRequest, result: Answer | RekindleError) -> None:
     """Complete a request, unless its client has stopped waiting."""
     if request.answer.done():
         return

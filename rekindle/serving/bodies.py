@@ -1,8 +1,8 @@
-"""Memory budget for the bodies of arriving requests, with a fair share for each client.
+"""Limits the memory for the bodies of arriving requests, fairly between clients.
 
-Clients that never finish large bodies could exhaust the budget. So if the budget is exceeded, the
-client with the most data loses its largest body, the oldest of equal ones: small requests of other
-clients are not rejected.
+Clients that never finish large bodies could use up all memory. So if the limit is exceeded, the
+server drops the largest body (of equal ones the oldest) of the client with the most data, and never
+rejects the small requests of other clients.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.serve_config import Limits
 
-# bodies up to this multiple of the permitted size are read to their end: their clients receive the
-# 413
+# a body up to this multiple of the permitted size is read to its end, so that its client receives
+# the status 413
 OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 
 class Body:
-    """A partly received body."""
+    """A body that is arriving."""
 
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client = client
@@ -76,7 +76,7 @@ class Bodies:
                     if size > OVERSIZE_FACTOR * limits.max_bytes:
                         break
                     if size <= limits.max_bytes:
-                        self._add(body, chunk)
+                        self._add_chunk(body, chunk)
         except TimeoutError as error:
             if not body.drop_reason:
                 reason = f"the request took longer than {limits.body_seconds:g} s to arrive."
@@ -84,7 +84,7 @@ class Bodies:
         except ClientDisconnect as error:
             raise Refusal(400, "the client disconnected before its request had arrived.") from error
         finally:
-            self._remove(body)
+            self._remove_body(body)
 
         if body.drop_reason:
             raise Refusal(
@@ -96,7 +96,7 @@ class Bodies:
 
         return bytes(body.data)
 
-    def _add(self, body: Body, chunk: bytes) -> None:
+    def _add_chunk(self, body: Body, chunk: bytes) -> None:
         if body.drop_reason:
             return
 
@@ -112,24 +112,24 @@ class Bodies:
                     -other.start_time,
                 ),
             )
-            self._drop(largest_body, "too many large requests arrive at once")
+            self._drop_body(largest_body, "too many large requests arrive at once")
 
     def drop_oldest(self, reason: str) -> bool:
         """Answer the oldest arriving request with 503. Return False if no body is arriving."""
         if self.arriving_bodies:
-            self._drop(min(self.arriving_bodies, key=lambda body: body.start_time), reason)
+            self._drop_body(min(self.arriving_bodies, key=lambda body: body.start_time), reason)
             return True
         return False
 
-    def _drop(self, body: Body, reason: str) -> None:
+    def _drop_body(self, body: Body, reason: str) -> None:
         body.drop_reason = reason
-        self._remove(body)
+        self._remove_body(body)
         body.data.clear()
         if not body.deadline.expired():
             # the expired deadline ends `read`
             body.deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _remove(self, body: Body) -> None:
+    def _remove_body(self, body: Body) -> None:
         if body in self.arriving_bodies:
             self.arriving_bodies.remove(body)
             self.bytes_by_client[body.client] -= len(body.data)

@@ -1,8 +1,8 @@
-"""Connections of the server: deadlines and limits for requests, a limit by file descriptors, and
-graceful shutdown.
+"""The connections of the server: deadlines and limits for requests, a maximum number of
+connections, and graceful shutdown.
 
-A connection that waits for its client is in one of three groups, each ordered by age, so that
-finding connections to close is fast.
+A connection that waits for its client is in one of three groups. Each group is ordered by age, so
+that the server quickly finds the connections to close.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ MAX_PIPELINED = 100
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, and the connection's group: the event that it waits
-    for."""
+    """uvicorn's protocol for one connection. The group of the connection tells for which action of
+    its client it waits."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -50,9 +50,9 @@ class Connection(HttpToolsProtocol):
     group: "dict[Connection, float] | None" = None  # None: a request is being answered
     start_time = 0.0  # time of the first byte of the request that arrived last
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
-    # number of received bytes since the last byte of a body or the start of the request
+    # number of bytes received since the start of the request, or since the last byte of its body
     head_bytes = 0
-    # True: the client does not ask to close the connection after the last request
+    # False: the client asked to close the connection after its last request
     keep_alive = True
     # True: received bytes are discarded, and the connection is closed after its answers
     is_finished = False
@@ -68,8 +68,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move the connection to `group`; its waiting time continues if it is already in that
-        group."""
+        """Move the connection to `group`, unless it is in that group already."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -132,8 +131,8 @@ class Connection(HttpToolsProtocol):
             super().shutdown()  # the answer says `Connection: close`
 
     def head_without_upgrade(self) -> bytes:
-        """Return the head of the request without the offer of another protocol, whose body the
-        parser would skip."""
+        """Return the head of the request without its `Upgrade` header, with which the parser would
+        skip the body."""
         lines = [
             b"%b %b HTTP/%b"
             % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -142,8 +141,8 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True, which keeps the connection open for answers, if the client ended it after a
-        whole request."""
+        """Handle the end of the client's data. Return True, which keeps the connection open for
+        answers, if it follows a complete request."""
         is_answered = self.is_busy and self.arriving_part != "body"
         if is_answered:
             self.finish()
@@ -156,7 +155,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self.arriving_part != "head":  # else a head is parsed again without its upgrade
+        # otherwise the same head is parsed again without its upgrade
+        if self.arriving_part != "head":
             self.start_time = self.loop.time()
         self.arriving_part = "head"
         self.head_bytes = 0
@@ -168,19 +168,21 @@ class Connection(HttpToolsProtocol):
 
     @property
     def offers_upgrade(self) -> bool:
-        """True if the client offers another protocol, such as HTTP/2: the request is then parsed
-        again without it."""
+        """True if the client offers another protocol, such as HTTP/2; then the head is parsed again
+        without the offer."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
         if self.offers_upgrade:
             return
-        if not self.is_busy:  # else the body is read after the answer to an earlier request
+        # otherwise the body is read only after the answer to an earlier request
+        if not self.is_busy:
             self.scope["state"]["start_time"] = self.start_time
         super().on_headers_complete()
         self.arriving_part = "body"
         self.keep_alive = self.cycle.keep_alive
-        if self.expect_100_continue:  # a client that gets an answer at once does not send its body
+        # a client that gets the final answer instead of 100 Continue does not send its body
+        if self.expect_100_continue:
             self.cycle.keep_alive = False
         self.update_group()
 
@@ -209,15 +211,15 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def shutdown(self) -> None:
-        """Close the connection after the current request; an idle connection is open until the
-        registry closes it."""
+        """Close the connection after the current request. An idle connection is closed only if the
+        registry closes idle connections."""
         if self.is_busy:
             super().shutdown()
         elif self.registry.closing_idle:
             self.close()
 
     def has_bytes(self) -> bool:
-        """Return True if bytes, or the end of the stream, have arrived but were not read yet."""
+        """Return True if the socket has data, or the end of the stream, that was not read yet."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(0))
@@ -239,7 +241,7 @@ class Connection(HttpToolsProtocol):
         ):
             return self.finish()
 
-        # else the request has been answered before its body arrived
+        # otherwise the request has already been answered, before its body arrived
         if self.is_busy or self.arriving_part != "body":
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             body = to_json({"error": reason}).encode()
@@ -252,22 +254,22 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def close(self) -> None:
-        """Close the connection, unless a request or its beginning has arrived, which is answered
-        first."""
+        """Close the connection, unless a request, or its beginning, has arrived: it must be
+        answered first."""
         if not self.has_bytes() and self.arriving_part != "head":
             self.send_end()
             self.transport.close()
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` does this later, and a request could
-        arrive until then."""
+        """Shut down sending at once: `transport.close` does so later, and a request could arrive in
+        between."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
-        """Close a connection after its deadline, and discard an answer that the client does not
-        read."""
+        """Close a connection whose deadline is over. An answer that the client has not read is
+        discarded."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         elif self.group is self.registry.idle:
@@ -278,16 +280,17 @@ class Connection(HttpToolsProtocol):
 
 
 class Connections:
-    """The connections of a server: at most `limit`.
+    """The connections of a server, at most `limit`.
 
-    A client has at most `request_seconds` to send the head of a request, and to read an answer.
-    `Bodies` limits the time for head and body.
+    A client has `request_seconds` to send the head of a request, and the same time to read an
+    answer. `Bodies` limits the time for head and body together.
     """
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds = request_seconds
         self.limit = limit
-        # connections on which a request's head, or the rest of an answered request, is arriving
+        # connections on which the head of a request, or the body of an already answered request,
+        # arrives
         self.unfinished: dict[Connection, float] = {}
         self.idle: dict[Connection, float] = {}  # connections between two requests
         # connections whose client has not received the answer yet
@@ -299,7 +302,8 @@ class Connections:
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
-        """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
+        """Close a connection to make room for `newcomer`. `urgent`: even if a request has just
+        arrived on it."""
         oldest = [
             pair
             for group in (self.unfinished, self.idle)
@@ -307,8 +311,8 @@ class Connections:
         ]
 
         oldest.sort(key=lambda pair: pair[1])
-        # a new client is about to send its request, so a request that arrives slowly is dropped
-        # first
+        # a new client is about to send its request, so requests that arrive slowly are dropped
+        # before
         deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
 
         late_connections = [connection for connection, since in oldest if since < deadline]
@@ -322,8 +326,7 @@ class Connections:
             next(iter(self.unread)).transport.abort()
 
     def evict_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
-        """Close the first of these connections that may be closed. Return False if none may be
-        closed."""
+        """Close the first candidate that may be closed. Return False if none may be closed."""
         for connection in candidates:
             if connection is not newcomer and (urgent or not connection.has_bytes()):
                 connection.evict()
@@ -331,7 +334,7 @@ class Connections:
         return False
 
     async def sweep(self) -> None:
-        """Close connections after their deadlines; runs until cancelled."""
+        """Close connections whose deadline is over, until cancelled."""
         group_deadlines = (
             (self.unfinished, self.request_seconds),
             (self.idle, KEEP_ALIVE_S),
@@ -348,7 +351,7 @@ class Connections:
                     connection.expire()
 
     def drain(self, connections: Any) -> None:
-        """Add `Connection: close` to all answers from now on, including the answers to requests in
+        """Send `Connection: close` with all further answers, including the answers to requests in
         flight."""
         self.draining = True
         for connection in connections:
@@ -362,8 +365,8 @@ class Connections:
 
 
 def raise_descriptor_limit(processes: int) -> int:
-    """Raise the limit of open files to its maximum; return the number of possible connections.
-    Raises ConfigError."""
+    """Raise the limit of open files to its maximum. Return the number of connections that it
+    allows. Raises ConfigError."""
     _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
 

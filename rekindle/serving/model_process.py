@@ -1,8 +1,8 @@
-"""A process with the model that answers batches of requests; the server communicates with it
-through a pipe.
+"""A process that holds the model and answers batches of requests, which the server sends through a
+pipe.
 
-So the server can answer probes during a long prediction or a crash of the model, and
-`serve.processes` processes, each with the whole model, can use several cores.
+So the server can answer probes during a long prediction or after a crash of the model, and several
+processes (`serve.processes`), each with its copy of the model, can use several cores.
 """
 
 import gc
@@ -21,11 +21,11 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
 from rekindle.project import user_exceptions
-from rekindle.release.predictor import open_predictor, warning
+from rekindle.release.predictor import find_warning, open_predictor
 from rekindle.release.request_validation import parse
-from rekindle.release.watch.reference import features
+from rekindle.release.watch.reference import convert_instances
 from rekindle.release.watch.scores import Counts, count_numbers
-from rekindle.serving.openapi import schemas
+from rekindle.serving.openapi import make_schemas
 from rekindle.workload import Predictor, read_data_until
 
 LOG = "see the server's log."
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Batch:
-    """The answers to requests that were predicted together, and the counts for `/metrics`."""
+    """The answers to the requests of a batch, and their counts for `/metrics`."""
 
     answers: list[Answer]
     scores: Counts
@@ -52,7 +52,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Information about the model that the server publishes."""
+    """The information about the model that the server publishes."""
 
     example: dict[str, Any]
     schemas: dict[str, Any]  # name → JSON schema, for the request and its parts
@@ -62,23 +62,23 @@ class ModelInfo:
 
 
 class ModelProcess:
-    """The server's side of a model process. While the process works on a batch, the next batch may
-    wait in its pipe."""
+    """The server's handle of a model process. While the process works on a batch, the next batch
+    can wait in its pipe."""
 
     def __init__(self, max_instances: int, max_batch: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
         self.pipe, worker_pipe = context.Pipe()
         self.process = context.Process(
-            target=work, args=(worker_pipe, max_instances, max_batch), daemon=True
+            target=run_model_process, args=(worker_pipe, max_instances, max_batch), daemon=True
         )
         self.process.start()
         worker_pipe.close()
-        # one thread waits for answers while the other sends
+        # two threads: one waits for answers while the other sends
         self.threads = ThreadPoolExecutor(2, "model")
 
     def load(self, release: Path) -> ModelInfo:
-        """Load the model, and block until it is ready. If loading the model failed, raises the
-        error."""
+        """Let the process load the model, and wait until it is ready. Raises the error if that
+        fails."""
         self._send(release)
         result = self.receive()
         if isinstance(result, Exception):
@@ -86,21 +86,22 @@ class ModelProcess:
         return result
 
     def send(self, bodies: list[bytes], replays: set[int]) -> None:
-        """Send a batch; blocks while the pipe is full. Raises RekindleError if the process ended.
+        """Send a batch, and block while the pipe is full. Raises RekindleError if the process has
+        ended.
 
-        `replays`: indexes of the requests that are not counted.
+        `replays`: indices of the requests of `verify`, which are not counted.
         """
         self._send((bodies, replays))
 
     def receive(self) -> Any:
-        """Return the answer to the oldest batch; blocks until then. Raises RekindleError if the
-        process ended."""
+        """Wait for the answer to the oldest batch, and return it. Raises RekindleError if the
+        process has ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._exit_error() from error
 
-    def _send(self, item: Any) -> None:
+    def _send(self, item: object) -> None:
         try:
             self.pipe.send(item)
         except OSError as error:
@@ -118,10 +119,10 @@ class ModelProcess:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
-    """Run the process: wait for the release, load the model, then answer batches until the server
-    closes the pipe."""
-    # Ctrl-C reaches all processes of a terminal; the server decides when this process ends
+def run_model_process(pipe: Connection, max_instances: int, max_batch: int) -> None:
+    """Run a model process: receive the folder of the release, load the model, then answer batches
+    until the server closes the pipe."""
+    # signals of a terminal reach all its processes, but the server decides when this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -132,17 +133,17 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
         _warm_up(predictor, example)
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
-        # excludes loaded objects from garbage collections, which would delay answers by 60 ms
+        # excludes the loaded objects from garbage collections, which would delay answers by 60 ms
         gc.freeze()
         pipe.send(
-            ModelInfo(example, schemas(predictor.Request), read_data_until(release), numerics)
+            ModelInfo(example, make_schemas(predictor.Request), read_data_until(release), numerics)
         )
 
         while True:
             bodies, replays = pipe.recv()
             pipe.send(answer_batch(predictor, bodies, max_instances, replays))
     except (EOFError, BrokenPipeError):
-        return  # the server has ended
+        return  # the server has closed the pipe
     except RekindleError as error:
         pipe.send(error)
     except Exception as error:
@@ -151,13 +152,13 @@ def work(pipe: Connection, max_instances: int, max_batch: int) -> None:
 
 
 def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
-    """Predict the example. Raises RekindleError with the location in the workload's code if the
-    prediction fails."""
+    """Predict the example request. If that fails, raises RekindleError with the location in the
+    workload's code."""
     where = "the model fails on its own example"
     try:
         request = parse(predictor.Request, to_json(example).encode())
         (predictions,) = predictor.predict([request])
-        encode(request, predictions, warning(predictor, request))
+        encode_predictions(request, predictions, find_warning(predictor, request))
     except RekindleError as error:
         raise type(error)(f"{where}: {' '.join(error.lines)}") from error
     except Exception as error:
@@ -168,10 +169,10 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
 def answer_batch(
     predictor: Predictor, bodies: Sequence[bytes], max_instances: int, replays: Container[int] = ()
 ) -> Batch:
-    """Answer the requests with these bodies; `replays`: indexes of the requests that are not
+    """Answer the requests with these bodies. `replays`: indices of the requests that are not
     counted.
 
-    They are predicted together, but a failed request does not affect the others.
+    The model predicts them together, but a request that fails does not affect the others.
     """
     results: list[Any] = [parse_request(predictor, body, max_instances) for body in bodies]
     valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]
@@ -187,23 +188,23 @@ def answer_batch(
 
         results[index] = answer
 
-    return Batch(results, count_numbers(predictions), count_numbers(features(instances)))
+    return Batch(results, count_numbers(predictions), count_numbers(convert_instances(instances)))
 
 
 def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
-    """Return the request, or the Answer that rejects it."""
+    """Return the parsed request, or an Answer with an error if it is invalid."""
     try:
         request = parse(predictor.Request, body)
     except DataError as error:
-        return failure(422, str(error))
+        return make_failure(422, str(error))
     except Exception as error:  # a validator of the workload failed
-        return failure(
+        return make_failure(
             500, f"the request could not be validated ({type(error).__name__}); {LOG}", error
         )
 
     count = len(getattr(request, "instances"))  # noqa: B009
     if count > max_instances:
-        return failure(
+        return make_failure(
             413,
             f"instances has {count:,} items: at most {max_instances:,} are allowed, send them in"
             " parts.",
@@ -213,11 +214,12 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
 
 
 def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, list[Any]]]:
-    """Return (answer, predictions) for valid requests; after a failure, retry each half of them."""
+    """Return (answer, predictions) of each valid request. If the prediction fails, retry each half
+    of the requests, until the failing request is alone."""
     try:
         results = predictor.predict(requests) if requests else []
         return [
-            (encode(request, values, warning(predictor, request)), values)
+            (encode_predictions(request, values, find_warning(predictor, request)), values)
             for request, values in zip(requests, results, strict=True)
         ]
     except Exception as error:
@@ -225,19 +227,19 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
         if half:
             return predict(predictor, requests[:half]) + predict(predictor, requests[half:])
         if isinstance(error, DataError):
-            return [(failure(422, str(error)), [])]
+            return [(make_failure(422, str(error)), [])]
 
         if isinstance(error, RekindleError):
             reason = str(error)
         else:
             reason = f"the model failed on this request; {LOG}"
 
-        return [(failure(500, reason, error), [])]
+        return [(make_failure(500, reason, error), [])]
 
 
-def encode(request: Any, predictions: list[Any], warning: str = "") -> Answer:
-    """Encode the predictions as JSON. Raises RekindleError with the instance if a prediction is
-    invalid."""
+def encode_predictions(request: Any, predictions: list[Any], warning: str = "") -> Answer:
+    """Return the answer with the predictions as JSON. Raises RekindleError that names the instance
+    of an invalid prediction."""
     if len(predictions) != len(request.instances):
         raise RekindleError(
             f"predict returned {len(predictions)} predictions for {len(request.instances)}"
@@ -260,8 +262,8 @@ def encode(request: Any, predictions: list[Any], warning: str = "") -> Answer:
         raise
 
 
-def failure(status: int, reason: str, error: Exception | None = None) -> Answer:
-    """Create the answer to a request that failed, and log `error`."""
+def make_failure(status: int, reason: str, error: Exception | None = None) -> Answer:
+    """Return the answer to a request that has failed, and log `error`."""
     if error:
         sys.stderr.write(
             time.strftime("%Y-%m-%dT%H:%M:%S ") + "".join(traceback.format_exception(error))

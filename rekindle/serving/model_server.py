@@ -1,9 +1,9 @@
-"""HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits,
-metrics, drain.
+"""The HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), with probes,
+limits, metrics and graceful shutdown.
 
-The event loop only does I/O: the model is in separate processes (model_process.py), so probes are
-always answered. A request enters the queue only after its body has arrived, so slow clients do not
-delay other clients.
+The event loop only does I/O, and separate processes run the model (model_process.py), so the server
+always answers probes. A request is queued only after its body has arrived, so slow clients do not
+delay others.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ from rekindle.release.release_files import download
 from rekindle.release.serve_config import ServerSettings
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import Histograms
-from rekindle.serving.authentication import Authentication, tokens
-from rekindle.serving.batching import Batches
+from rekindle.serving.authentication import Authentication, read_tokens
+from rekindle.serving.batching import RequestQueue
 from rekindle.serving.bodies import Bodies, Refusal
 from rekindle.serving.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
 from rekindle.serving.model_process import Batch, ModelInfo, ModelProcess
-from rekindle.serving.openapi import openapi
+from rekindle.serving.openapi import make_openapi
 from rekindle.storage import Store
 
-# bucket bounds that are close enough to test ratios of 1.5 and 2
+# bounds of the buckets; close enough to test if a version is 1.5 times or twice as slow
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")
@@ -66,7 +66,7 @@ class Model:
     version: str
     sha256: str
     info: ModelInfo
-    batches: Batches
+    batches: RequestQueue
 
     @property
     def headers(self) -> dict[str, str]:
@@ -129,14 +129,15 @@ class Metrics:
         self.features.add(batch.features)
 
     def show_age(self, data_until: str) -> None:
-        """Let `/metrics` show the time since the data cut-off."""
-        with suppress(ValueError, OverflowError):  # the dataset does not record a time
+        """Let `/metrics` report the time since the data cut-off of the model."""
+        # the cut-off is empty or not a time
+        with suppress(ValueError, OverflowError):
             end = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - end)
 
 
 class ModelServer:
-    """HTTP server of a model, from the first probe to the end of the drain."""
+    """The HTTP server of a model, from its start to the end of its shutdown."""
 
     def __init__(self, inputs: ServerSettings, max_connections: int) -> None:
         self.inputs = inputs
@@ -152,7 +153,7 @@ class ModelServer:
         self.connections.drop_body = self.bodies.drop_oldest
 
         routes = [
-            # this route is before the other routes, since the first match counts
+            # first, since the first matching route counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
             Route(
@@ -171,7 +172,7 @@ class ModelServer:
             Route("/{path:path}", self.unknown, methods=["GET", "POST"]),
         ]
 
-        self.tokens = tokens()
+        self.tokens = read_tokens()
 
         app = Starlette(
             routes=routes,
@@ -190,14 +191,14 @@ class ModelServer:
                 proxy_headers=False,
                 # never reached: Connections.sweep closes idle connections
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),
-                # a client may begin its last request at the end of the grace period
+                # a client may start its last request at the end of the grace period
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
             )
         )
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Load the model, and replace uvicorn's signal handlers, which cannot drain."""
+        """Start loading the model, and replace uvicorn's signal handlers, which do not drain."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.stop)
@@ -220,7 +221,8 @@ class ModelServer:
         start = time.perf_counter()
         folder = self.inputs.workdir / "release"
 
-        for _ in range(self.inputs.processes):  # they start during the download
+        # the processes start during the download
+        for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
 
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
@@ -239,7 +241,7 @@ class ModelServer:
 
         self.metrics.scores.version = self.metrics.features.version = version
         for counter in (self.metrics.warned, self.metrics.replayed):
-            counter.labels(version)  # the counter shows 0 until it is increased
+            counter.labels(version)  # creates the counter with the value 0
 
         info_labels = {
             "name": name,
@@ -257,7 +259,7 @@ class ModelServer:
             f" {seconds:.1f} s\n"
         )
 
-        batches = Batches(
+        batches = RequestQueue(
             self.processes,
             self.inputs.max_batch,
             self.inputs.batch_delay_ms / 1000,
@@ -267,18 +269,19 @@ class ModelServer:
         return Model(name, version, sha256, info, batches)
 
     def drain(self) -> None:
-        """Handle SIGTERM: be unready, but answer for `drain_seconds`.
+        """Handle SIGTERM: report that the server is not ready, but answer requests for
+        `drain_seconds`.
 
-        If the server is loading or draining, stop it immediately.
+        If the server is loading or already draining, stop it at once.
         """
         if self.draining or not self.model:
             return self.stop()
         self.draining = True
         self.connections.drain(self.http.server_state.connections)
-        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
+        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.stop_accepting)
 
-    def retire(self) -> None:
-        """Accept no new connections; open connections may send requests for another
+    def stop_accepting(self) -> None:
+        """Accept no new connections. Clients may send requests on open connections for another
         `grace_seconds`."""
         self.http.should_exit = True
         asyncio.get_running_loop().call_later(
@@ -286,7 +289,7 @@ class ModelServer:
         )
 
     def stop(self) -> None:
-        """Accept no new connections; finish the requests in flight."""
+        """Accept no new connections and close idle ones, but answer the requests in flight."""
         self.draining = True
         self.connections.close_idle()
         self.http.should_exit = True
@@ -302,15 +305,15 @@ class ModelServer:
             return "overloaded"
         return "ready"
 
-    def loaded_model(self) -> Model:
+    def require_model(self) -> Model:
         """Return the model. Raises Refusal while the model is loading."""
         if not self.model:
             raise Refusal(503, "the model is still loading: try again soon.")
         return self.model
 
-    def named_model(self, request: Request) -> Model:
-        """Return the model if the path has its name. Raises Refusal."""
-        model = self.loaded_model()
+    def require_named_model(self, request: Request) -> Model:
+        """Return the model if the path names it. Raises Refusal."""
+        model = self.require_model()
         name = request.path_params["name"]
         if name != model.name:
             raise Refusal(
@@ -343,9 +346,9 @@ class ModelServer:
         return answer(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
-        """Return `name` and `ready` (KServe), `model_version_status` (TensorFlow Serving),
-        `version` and `sha256`."""
-        model = self.named_model(request)
+        """Return the fields of KServe (`name`, `ready`), of TensorFlow Serving
+        (`model_version_status`), and details of the model."""
+        model = self.require_named_model(request)
         ready = self.state() == "ready"
         status = {"error_code": "OK", "error_message": ""}
 
@@ -371,14 +374,15 @@ class ModelServer:
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
-        model = self.named_model(request)
+        model = self.require_named_model(request)
         return answer(200, model.info.example, model.headers)
 
     async def openapi(self, _: Request) -> Response:
-        model = self.loaded_model()
+        model = self.require_model()
         info = model.info
         return answer(
-            200, openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens))
+            200,
+            make_openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens)),
         )
 
     async def unknown(self, request: Request) -> Response:
@@ -400,7 +404,7 @@ class ModelServer:
             response = await self.answer_predict(request)
         except Refusal as refusal:
             response = self.reject(request, refusal)
-        except RekindleError as error:  # the model process has ended, and the server will end
+        except RekindleError as error:  # a model process has ended, so the server will end
             response = self.reject(request, Refusal(503, str(error)))
         version = self.model.version if self.model else ""
         self.metrics.requests.labels(version, response.status_code).inc()
@@ -408,7 +412,7 @@ class ModelServer:
         return response
 
     async def answer_predict(self, request: Request) -> Response:
-        model = self.named_model(request)
+        model = self.require_named_model(request)
         is_replay = REPLAY in request.headers
         body = await self.bodies.read(request)
 
@@ -441,9 +445,8 @@ class ModelServer:
 
 
 def serve(inputs: ServerSettings) -> None:
-    """Listen immediately, load in the background, answer until a signal.
-
-    If loading the model failed, raises the error.
+    """Listen at once, load the model in the background, and answer until a signal. Raises the error
+    if loading fails.
     """
     max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
@@ -451,7 +454,7 @@ def serve(inputs: ServerSettings) -> None:
     host, port = listeners[0].getsockname()[:2]
 
     address = ip_address(host)
-    # `kubectl port-forward` connects to loopback in the pod
+    # `kubectl port-forward` connects to the loopback address of the pod
     if not (address.is_loopback or address.is_unspecified):
         listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
 
@@ -467,7 +470,8 @@ def serve(inputs: ServerSettings) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ConfigError if the address is in use or not local."""
+    """Return a socket that listens. Raises ConfigError if the address is in use, or is not an
+    address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # without IPPROTO_TCP asyncio does not disable Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of a served model, with the schemas of the workload's pydantic
+"""Creates the OpenAPI 3.1 document of a served model, with the schemas of the workload's pydantic
 models."""
 
 from typing import Any
@@ -21,8 +21,8 @@ ERROR_DESCRIPTIONS = {
         "loading, or too many requests are waiting or arriving: try again after Retry-After seconds"
     ),
 }
-# paths without a token: for probes, for Prometheus, which network policies admit, and a page that
-# contains no data
+# paths that need no token: for probes, for Prometheus (network policies limit the access), and a
+# page without data
 OPEN_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
 IDENTITY_HEADERS = {
     VERSION: "version of the registered model",
@@ -31,20 +31,20 @@ IDENTITY_HEADERS = {
 }
 
 
-def schemas(request: type[BaseModel]) -> dict[str, Any]:
-    """Return name → JSON schema for a request (named Request) and its parts."""
+def make_schemas(request: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schemas of a request (named Request) and its parts by name."""
     schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
     return schema.pop("$defs", {}) | {"Request": schema}
 
 
-def openapi(
+def make_openapi(
     name: str,
     version: str,
     example: dict[str, Any],
     components: dict[str, Any],
     token: bool = False,
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a served model; `token`: requests need a token."""
+    """Return the OpenAPI document of a served model. `token`: True if requests need a token."""
     path = f"/v1/models/{name}"
     warning = {
         "type": "string",
@@ -53,7 +53,7 @@ def openapi(
     properties = {"predictions": {"type": "array"}, "warning": warning}
     predictions = {"type": "object", "required": ["predictions"], "properties": properties}
     failure_responses = {
-        str(status): {"description": text, "content": _json(_ref("Error"))}
+        str(status): {"description": text, "content": _make_json_content(_make_reference("Error"))}
         for status, text in ERROR_DESCRIPTIONS.items()
     }
     headers = {
@@ -65,28 +65,35 @@ def openapi(
     predict_operation = {
         "summary": "Predictions for the instances",
         "operationId": "predict",
-        "requestBody": {"required": True, "content": _json(_ref("Request"), example)},
+        "requestBody": {
+            "required": True,
+            "content": _make_json_content(_make_reference("Request"), example),
+        },
         "responses": (
-            {"200": success_response | {"content": _json(_ref("Predictions"))}} | failure_responses
+            {
+                "200": success_response
+                | {"content": _make_json_content(_make_reference("Predictions"))}
+            }
+            | failure_responses
         ),
     }
 
-    status_operation = _get(
+    status_operation = _make_get_operation(
         "The model, its version and readiness", "the fields of both TensorFlow Serving and KServe"
     )
 
     paths = {
         f"{path}:predict": {"post": predict_operation},
         path: status_operation,
-        f"{path}/example": _get(
+        f"{path}/example": _make_get_operation(
             "A valid request", "the body of a request that can be posted to :predict"
         ),
-        "/health/live": _get("The server runs", "for liveness probes"),
-        "/health/ready": _get(
+        "/health/live": _make_get_operation("The server runs", "for liveness probes"),
+        "/health/ready": _make_get_operation(
             "All processes have loaded the model",
             "503 while the model is loading, and while the server is draining",
         ),
-        "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
+        "/metrics": _make_get_operation("Counters and histograms", "in Prometheus' text format"),
     }
     for open_path in paths.keys() & set(OPEN_PATHS):
         paths[open_path]["get"]["security"] = []
@@ -110,15 +117,15 @@ def openapi(
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
-def _ref(name: str) -> dict[str, Any]:
+def _make_reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _json(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
+def _make_json_content(schema: dict[str, Any], example: object = None) -> dict[str, Any]:
     return {
         "application/json": {"schema": schema} | ({} if example is None else {"example": example})
     }
 
 
-def _get(summary: str, description: str) -> dict[str, Any]:
+def _make_get_operation(summary: str, description: str) -> dict[str, Any]:
     return {"get": {"summary": summary, "responses": {"200": {"description": description}}}}

@@ -21,7 +21,7 @@ from rekindle.training.sampler import Sampler, mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import State
 from rekindle.training.validation import Subset, Validation, split_samples
-from rekindle.workload import Workload, training_function
+from rekindle.workload import Workload, get_training_function
 
 SPARSE_GRADIENTS = (
     "has sparse gradients, which are not supported: use dense gradients, such as"
@@ -74,7 +74,10 @@ def make_training_state(
     """Return the training state of a model, with the workload's optimizer if it defines one. Raises
     ConfigError."""
     return State(
-        model, spec, device, training_function(workload, "optimizer", model_section(spec, workload))
+        model,
+        spec,
+        device,
+        get_training_function(workload, "optimizer", model_section(spec, workload)),
     )
 
 
@@ -106,7 +109,7 @@ class StepComputation:
         self.sampler = Sampler(len(samples), spec.batch_size, spec.virtual_workers, spec.seed)
         self.total = spec.total_steps(len(samples))
         section = model_section(spec, workload)
-        self.schedule: Callable[[int, int], float] | None = training_function(
+        self.schedule: Callable[[int, int], float] | None = get_training_function(
             workload, "schedule", section
         )
         self.precision = make_autocast(spec, self.device)

@@ -112,7 +112,9 @@ def try_fit(
         report["validation"] = choice.compute_validation(
             spec, workload, model, few, torch.device("cpu")
         )
-        choice.find_best_family({spec.family: report["validation"]}, families.criterion(workload))
+        choice.find_best_family(
+            {spec.family: report["validation"]}, families.get_selection_metric(workload)
+        )
 
     report.update(describe_tensors(model, set()))
 
@@ -173,7 +175,9 @@ def try_step(
     if held_out:
         report["validation"] = computation.validation.compute_means(total)
         if spec.family:
-            choice.check_metric(spec.family, report["validation"], families.criterion(workload))
+            choice.check_metric(
+                spec.family, report["validation"], families.get_selection_metric(workload)
+            )
 
     return computation
 

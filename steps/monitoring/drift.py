@@ -61,7 +61,7 @@ def run(inputs: Inputs) -> Outputs:
         )
 
         if inputs.retrain:
-            days = drift.days_until_retraining(store, inputs, inputs.workflow)
+            days = drift.claim_retraining(store, inputs, inputs.workflow)
             again = not days
             wait = f"drift.min_days_between allows a training in {days:.1f} days."
             reason += " A training starts." if again else f" {wait}"

@@ -141,7 +141,7 @@ def last_scheduled(
     """Return the last successful run that was scheduled before `time`; runs of a backfill do not
     count."""
     has_succeeded = f"tags.`{tracking.CODE}` != '' AND attributes.status = 'FINISHED'"
-    runs = tracking.last_prepared(experiment, workload, except_run, has_succeeded)
+    runs = tracking.find_last_prepared_runs(experiment, workload, except_run, has_succeeded)
     times = [
         (parse_time(run.tags.get(tracking.SCHEDULED, "")), -number)
         for number, run in enumerate(runs)

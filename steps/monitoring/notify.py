@@ -16,10 +16,10 @@ from pydantic import Field
 from rekindle.release.watch.notification import (
     Message,
     NotifyConfig,
+    convert_phase,
     deliver,
-    reasons,
-    status,
-    verdicts,
+    describe_failures,
+    parse_verdicts,
 )
 from rekindle.step import StepInputs, StepOutputs
 
@@ -61,8 +61,8 @@ def run(inputs: Inputs) -> Outputs:
     try:
         run_id = tracking.find_run(inputs.experiment, inputs.workflow)
         if run_id:
-            tags = tracking.tags_of(run_id)
-            link = tracking.page(inputs.workflow, inputs.mlflow_url)
+            tags = tracking.read_tags(run_id)
+            link = tracking.find_page_address(inputs.workflow, inputs.mlflow_url)
     except TrackingError as error:
         warnings.append(f"the notification lacks the details that MLflow has: {error}")
 
@@ -85,11 +85,11 @@ def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | Non
 
     run = inputs.workflow
     about = {"name": inputs.experiment, "workflow": run, "link": link}
-    lines = reasons(inputs.failures)
-    evaluations = verdicts(tags)
+    lines = describe_failures(inputs.failures)
+    evaluations = parse_verdicts(tags)
 
     if inputs.status != "Succeeded":
-        if status(inputs.status, lines) == "KILLED":
+        if convert_phase(inputs.status, lines) == "KILLED":
             return None
 
         failures = tags.get(tracking.FAILURES) or "\n".join(

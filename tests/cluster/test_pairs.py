@@ -49,7 +49,7 @@ def problems(run: Run) -> list[str]:
     status = run.workflow()["status"]
     values = results.parameters(status)
     run_id = tracking.find_run(NAME, run.name)
-    tags = tracking.tags_of(run_id) if run_id else {}
+    tags = tracking.read_tags(run_id) if run_id else {}
     verdict = values.get("verdict", "")
     pairs: dict[str, tuple[Any, Any]] = {
         name: (values.get(name), tags.get(name)) for name in ("verdict", "reason")

@@ -155,7 +155,7 @@ def test_a_source_without_new_rows_is_trained_on_once(
             if phases["train"] == "Omitted":
                 assert result["verdict"] == "same"
                 assert "does not contain rows after 2024-04-10" in result["reason"]
-                assert tracking.tags_of(result["run_id"])["reason"] == result["reason"]
+                assert tracking.read_tags(result["run_id"])["reason"] == result["reason"]
             elif more:
                 assert any(
                     "train.seed changed: this run trains." in text for text in result["warnings"]
@@ -286,7 +286,7 @@ def test_the_page_your_own_pipeline_works_as_documented(
                 assert "notify succeeded" in done.stdout
                 assert "card succeeded" in done.stdout
                 run = json.loads(typed("rekindle status -o json").stdout)["runs"][0]["run"]
-                tags = tracking.tags_of(tracking.find_run("nightly", run) or "")
+                tags = tracking.read_tags(tracking.find_run("nightly", run) or "")
 
                 assert {
                     "judge-small/verdict",

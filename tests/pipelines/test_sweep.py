@@ -81,8 +81,8 @@ def test_the_best_trial_is_released_without_another_training(
     child = tracking.find_run(name, f"{result['workflow']}.trial-{best['trial']}")
     assert parent
     assert child
-    assert tracking.tags_of(child)["mlflow.parentRunId"] == parent
-    assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
+    assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
+    assert float(tracking.read_params(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
     logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
     assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
@@ -182,4 +182,4 @@ def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
     assert result["untried"][0] in shown
     run_id = tracking.find_run("short", result["workflow"])
     assert run_id
-    assert result["untried"][0] in tracking.tags_of(run_id)["sweep.untried"]
+    assert result["untried"][0] in tracking.read_tags(run_id)["sweep.untried"]

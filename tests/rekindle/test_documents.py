@@ -100,8 +100,8 @@ def read_claims(objects: Objects) -> None:
 
 
 def read_promotion(objects: Objects) -> None:
-    promotion.versions_in_use(objects.store, objects.name)
-    promotion.pending_rollback(objects.store, objects.name)
+    promotion.list_versions_in_use(objects.store, objects.name)
+    promotion.read_pending_rollback(objects.store, objects.name)
 
 
 def read_reference(objects: Objects) -> None:
@@ -112,9 +112,7 @@ def read_reference(objects: Objects) -> None:
 
 
 def read_drift(objects: Objects) -> None:
-    drift.days_until_retraining(
-        objects.store, DriftConfig.model_validate({"model": objects.name}), "v"
-    )
+    drift.claim_retraining(objects.store, DriftConfig.model_validate({"model": objects.name}), "v")
 
 
 def read_mark(objects: Objects) -> None:

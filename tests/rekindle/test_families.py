@@ -122,9 +122,9 @@ def test_initial_weights_need_the_name_of_their_family() -> None:
 
 def test_families_are_chosen_by_the_loss_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     product: Any = load(PRODUCT)
-    assert families.criterion(product) == Metric("loss", better="lower")
+    assert families.get_selection_metric(product) == Metric("loss", better="lower")
     monkeypatch.setattr(product, "chosen_by", Metric("accuracy"), raising=False)
-    assert families.criterion(load(PRODUCT)).gain(1.0) == 1.0
+    assert families.get_selection_metric(load(PRODUCT)).gain(1.0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from rekindle.workload import (
     REQUIRED,
     SERVED,
     DataConfig,
+    get_training_function,
     load,
     prepare,
-    training_function,
 )
 from steps.fraud.handbook_protocol import Weekly
 from tests.commands import ROOT
@@ -91,13 +91,13 @@ def test_optimizer_and_schedule_may_take_the_section_of_the_model(
     monkeypatch.setattr(lines, "schedule", lambda step, total: step / total, raising=False)
     load("tests.rekindle.release.lines")
 
-    assert training_function(lines, "optimizer", "own")("net", "settings") == (
+    assert get_training_function(lines, "optimizer", "own")("net", "settings") == (
         "net",
         "settings",
         "own",
     )
 
-    assert training_function(lines, "schedule", "own")(1, 4) == 0.25
+    assert get_training_function(lines, "schedule", "own")(1, 4) == 0.25
     monkeypatch.setattr(lines, "schedule", lambda step, total, section, more: 1)
 
     with pytest.raises(ConfigError, match=r"cannot be called as schedule\(step, total, section\)"):

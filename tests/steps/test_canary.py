@@ -12,7 +12,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.release.serve_config import CanaryConfig
-from rekindle.release.watch.scrape import Watch
+from rekindle.release.watch.scrape import ServerWatch
 from rekindle.storage import Store
 from steps import canary
 from tests.rekindle.serving.running import Running, prefix_of, release
@@ -88,7 +88,7 @@ def run_step(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
         canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | inputs | changes))
     )
 
-    return outputs, tracking.tags_of(run_id)
+    return outputs, tracking.read_tags(run_id)
 
 
 def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
@@ -182,14 +182,16 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
     assert first.canary == "passed"
     assert first.percent == 5
     assert [canary.count_pods(percent, servers) for percent in (5, 25)] == pods
-    assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
+    assert [RULE.next_share(percent) for percent in (0, 5, 25)] == [5, 25, 0]
     assert [canary.count_split_pods(percent, servers) for percent in (5, 25, 100)] == [
         1,
         ceil(servers / 4),
         servers,
     ]
     shadow = CanaryConfig(gateway="edge", shadow=True)
-    assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"
+    assert [shadow.next_share(percent) for percent in (0, 100)] == [100, 0], (
+        "a shadow is watched once"
+    )
 
 
 @pytest.mark.slow
@@ -197,7 +199,7 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
     release(s3, prefix_of("canary-9"), version="9")
     with Running(f"--model={prefix_of('canary-9')}") as server:
         server.until_ready()
-        watch = Watch(server.url)
+        watch = ServerWatch(server.url)
         server.predict({"id": 1})
         side = watch.scrape()["", "9"]
     assert side.requests == 1
@@ -209,7 +211,7 @@ def test_a_server_that_crashes_during_its_canary_is_detected(
     servers: dict[str, Running], s3: Store
 ) -> None:
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
-    watch = Watch(address)
+    watch = ServerWatch(address)
     servers["new"].predict({"id": 1})
     assert watch.scrape()["new", "8"].requests == 1
     assert watch.scrape()["new", "8"].crashes == 0

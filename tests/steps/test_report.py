@@ -120,7 +120,7 @@ def test_a_malformed_record_of_reused_outputs_is_passed_over(
 
     report.record_cached(run_id, inputs)
 
-    assert not any("cached" in tag for tag in tracking.tags_of(run_id))
+    assert not any("cached" in tag for tag in tracking.read_tags(run_id))
 
 
 def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:

@@ -432,7 +432,7 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     ):
         verify.conclude(changed, compared)
 
-    assert "rekindle.promoted" not in tracking.tags_of(changed.run_id)
+    assert "rekindle.promoted" not in tracking.read_tags(changed.run_id)
     outputs = verify.conclude(changed.model_copy(update={"champion": "2"}), compared)
     assert outputs["promoted"] is True
     assert outputs["former"] == f"{name}-2"
@@ -440,6 +440,6 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
 
     assert champion
     assert champion.version == "3"
-    assert tracking.tags_of(changed.run_id)["rekindle.promoted"] == f"{name} 3"
+    assert tracking.read_tags(changed.run_id)["rekindle.promoted"] == f"{name} 3"
 
     assert json.loads(s3.get(f"releases/{name}/c/verdict.json")) == {"verdict": "release"}

@@ -96,7 +96,7 @@ def train(
 
     if len(names) > 1:
         return _train_families(data, names, section, task=task, train=train, model=model, **inputs)
-    if isinstance(families.of(workload)[names[0]], families.Fitted):
+    if isinstance(families.get_families(workload)[names[0]], families.Fitted):
         return _fit(data, names[0], section, task=task, model=model, **inputs)
 
     if names[0]:

@@ -26,7 +26,7 @@ def recorded_values(home: Path, origin: Origin) -> dict[str, str]:
     # the MLflow run may have been deleted
     with suppress(TrackingError):
         if origin.run_id:
-            run = tracking.tags_of(origin.run_id).get(tracking.WORKFLOW, "")
+            run = tracking.read_tags(origin.run_id).get(tracking.WORKFLOW, "")
 
     if not run:
         return {}

@@ -1,11 +1,11 @@
 """A release as an MLflow model, for notebooks and `mlflow models serve`.
 
-    model = mlflow.pyfunc.load_model("models:/demo@champion")     # with the environment that
-    `rekindle env` prints
+    # in the environment that `rekindle env` prints
+    model = mlflow.pyfunc.load_model("models:/demo@champion")
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
 `frame` has a row per instance and a column per field. Other keys of a request are params, as JSON.
-Requests are validated and predicted by the same code as in the server.
+The model validates requests and predicts by the same code as a server.
 """
 
 import platform
@@ -26,7 +26,7 @@ from rekindle.content.verified_release import (
     SERVING_EXAMPLE,
 )
 from rekindle.errors import DataError
-from rekindle.release.predictor import open_predictor, warning
+from rekindle.release.predictor import find_warning, open_predictor
 from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
 from rekindle.release.release_files import verify_release
 from rekindle.release.request_validation import parse
@@ -39,7 +39,7 @@ PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 
 
 class Model:
-    """The object that MLflow's pyfunc calls."""
+    """The Python model that MLflow's pyfunc calls."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
@@ -54,15 +54,15 @@ class Model:
         except (TypeError, ValueError) as error:
             raise DataError(f"the request is not JSON: {error}.") from error
         parsed = parse(self.predictor.Request, body)
-        sentence = warning(self.predictor, parsed)
+        sentence = find_warning(self.predictor, parsed)
         if sentence:
             warnings.warn(sentence, stacklevel=2)
         return self.predictor.predict([parsed])[0]
 
 
 def _load_pyfunc(release: str) -> Model:
-    """Load a release from its folder (called by MLflow). Raises DataError if a file was changed
-    since the release."""
+    """Load a release from its folder. MLflow calls this function. Raises DataError if a file was
+    changed since the release."""
     folder = Path(release)
     record = verify_release(folder, "", release)
     if MLMODEL not in record.files:
@@ -74,9 +74,10 @@ def _load_pyfunc(release: str) -> Model:
 
 
 def write_mlmodel(release: Path) -> dict[str, str]:
-    """Write the MLmodel file of a release, its signature and input example; return {file: sha256}.
+    """Write the MLmodel file of a release, with its signature, and the input examples; return
+    {file: sha256}.
 
-    The file does not have the `run_id` of the run, so that the same release has the same hash; the
+    MLmodel does not contain the run's `run_id`, so that equal releases have equal hashes; the
     version in MLflow has it. Raises DataError if the release cannot predict.
     """
     predictor = open_predictor(release)
@@ -88,7 +89,7 @@ def write_mlmodel(release: Path) -> dict[str, str]:
         "columns": columns,
         "data": [[instance.get(key) for key in columns] for instance in instances],
     }
-    inputs, params = signature(predictor.Request)
+    inputs, params = make_signature(predictor.Request)
 
     model = {
         "flavors": {
@@ -99,7 +100,7 @@ def write_mlmodel(release: Path) -> dict[str, str]:
         },
         "signature": {
             "inputs": to_json(inputs),
-            "outputs": to_json([{**type_of(predictions[0]), "required": True}]),
+            "outputs": to_json([{**describe_type(predictions[0]), "required": True}]),
             "params": to_json(params) if params else None,
         },
         "saved_input_example_info": {
@@ -117,12 +118,11 @@ def write_mlmodel(release: Path) -> dict[str, str]:
     return {name: file_sha256(release / name) for name in sorted(MLFLOW_FILES)}
 
 
-def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return MLflow's columns and params of a request.
+def make_signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the columns and params of MLflow's signature for a type of request.
 
-    The type of each column is `any`: MLflow would refuse an int column for a double, and a missing
-    value in a column of integers or booleans, and would convert texts. The request is validated as
-    in the server instead.
+    The type of each column is `any`, because of MLflow's own validation: it would reject an integer
+    column for a double, or a missing value in a column of integers or booleans, and convert texts.
     """
     converter = FrameConverter(request)
     columns = [
@@ -139,14 +139,14 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
     return columns, params
 
 
-def type_of(prediction: Any) -> dict[str, Any]:
-    """Return MLflow's type of a JSON value, such as a prediction of the release's example."""
+def describe_type(prediction: Any) -> dict[str, Any]:
+    """Return MLflow's type of a JSON value, such as a prediction."""
     match prediction:
         case [first, *_]:
-            return {"type": "array", "items": type_of(first)}
+            return {"type": "array", "items": describe_type(first)}
         case {**values} if values:
             return {
                 "type": "object",
-                "properties": {k: type_of(v) | {"required": True} for k, v in values.items()},
+                "properties": {k: describe_type(v) | {"required": True} for k, v in values.items()},
             }
     return {"type": PYTHON_TYPES.get(type(prediction), "any")}

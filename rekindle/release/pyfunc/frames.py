@@ -1,7 +1,7 @@
-"""Converts the rows of a data frame to instances, as a client would send them in JSON.
+"""Converts the rows of a data frame to instances in JSON.
 
-A frame cannot hold every instance: a missing value converts integers to floats, and it does not
-show whether the value was null or left out. The schema of the request decides.
+A frame loses information: a missing value makes a column of integers a column of floats, and does
+not show whether the value was null or left out. The schema of the request resolves this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ Schema = dict[str, Any]
 
 
 class FrameConverter:
-    """Converts data frames to the instances of a kind of request."""
+    """Converts data frames to the instances of one type of request."""
 
     def __init__(self, request: type[BaseModel]) -> None:
         self.schema: Schema = request.model_json_schema(schema_generator=AnyModel)
@@ -47,14 +47,15 @@ class FrameConverter:
         return set(self.instance.get("required", []))
 
     def to_instances(self, frame: "DataFrame") -> list[dict[str, Any]]:
-        """Return an instance per row. Raises DataError for an integer that has lost its digits."""
+        """Convert each row to an instance. Raises DataError for a large integer that has lost
+        digits."""
         return [self._to_instance(row, number) for number, row in enumerate(self._rows(frame))]
 
     def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
-        """Return the rows of a frame.
+        """Return the rows of a frame as dictionaries.
 
-        MLflow passes a dictionary of columns of texts as one row, whose values are the columns. It
-        becomes rows again.
+        MLflow converts a dictionary of columns of texts to one row whose values are the columns;
+        the original rows are restored.
         """
         names = list(map(str, frame.columns))
 
@@ -82,14 +83,14 @@ class FrameConverter:
             for values in zip(*columns.values(), strict=True)
         ]
 
-    def _is_column(self, name: str, value: Any) -> bool:
-        """Return True if a list is given for a field that does not accept a list."""
+    def _is_column(self, name: str, value: object) -> bool:
+        """Return True if `value` is a list, although the field `name` does not accept lists."""
         types = self._types(self.properties.get(name, {}))
         return isinstance(value, list) and bool(types) and "array" not in types
 
     def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Convert a row. A missing value is null if it is None or the field is required; else it is
-        left out."""
+        """Convert a row. A missing value becomes null if it is None or the field is required, and
+        the field accepts null; otherwise it is left out."""
         instance: dict[str, Any] = {}
 
         for name, value in row.items():
@@ -107,8 +108,8 @@ class FrameConverter:
         return instance
 
     def _convert(self, value: Any, field: Schema, location: str, is_optional: bool = False) -> Any:
-        """Convert a value of a frame to JSON. `is_optional`: its column may have become floats for
-        a missing value."""
+        """Convert a value of a frame to JSON. `is_optional`: the column may contain missing values,
+        which convert integers to floats."""
         options = list(self._options(field))
 
         if isinstance(value, Mapping):
@@ -127,9 +128,7 @@ class FrameConverter:
                 {},
             )
             # True: any other property
-            if isinstance(other, dict):
-                other = other
-            else:
+            if not isinstance(other, dict):
                 other = {}
 
             return {
@@ -204,7 +203,7 @@ class FrameConverter:
         return types
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """Return True for None, NaN, NaT and pandas.NA."""
     import pandas
     from pandas.api.types import is_scalar
@@ -212,8 +211,8 @@ def is_missing(value: Any) -> bool:
     return is_scalar(value) and bool(pandas.isna(value))
 
 
-def is_collection(value: Any) -> bool:
-    """Return True for a list, tuple, set or array, which has values of its own."""
+def is_collection(value: object) -> bool:
+    """Return True for a list, tuple, set or array."""
     return isinstance(value, (list, tuple, set, frozenset)) or getattr(value, "ndim", 0) > 0
 
 
@@ -221,9 +220,8 @@ def is_midnight(value: datetime) -> bool:
     return value.tzinfo is None and value.time() == time()
 
 
-def to_python(value: Any) -> Any:
-    """Convert a scalar of NumPy to one of Python; a time to one of pandas, which keeps
-    nanoseconds."""
+def to_python(value: object) -> Any:
+    """Convert a scalar of NumPy to Python; a time to pandas, which has nanoseconds."""
     import numpy
     import pandas
 

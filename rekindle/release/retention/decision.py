@@ -1,8 +1,8 @@
-"""Decides which runs, releases and cache entries to remove. The functions change nothing.
+"""Decides which runs, releases and cache entries to remove, without removing them.
 
-References never dangle while a removal is interrupted: a cache entry is deleted before its
-artifacts, a version is marked before its files are removed, and the record of a run (MLflow, the
-folder of the run, the Workflow) is removed last, so that the next removal finds the run again.
+An interrupted removal leaves no dangling references: a cache entry is deleted before its artifacts,
+a version is marked before its files are removed, and the record of a run (MLflow, the folder of the
+run, the Workflow) is removed last, so that the next removal finds the run again.
 """
 
 from collections import Counter
@@ -18,35 +18,35 @@ NO_LIMITS = RetentionConfig.model_validate({})
 
 @dataclass(frozen=True)
 class Run:
-    """A run. `ended`: Unix time of its end; None if it is active, or may be active.
+    """A run. `ended`: Unix time of its end; None if it is active, or may become active.
 
-    `number`: orders the runs by their last change, independently of clocks; 0 if it was not
-    recorded.
+    `number`: position in the order of the runs' last changes, which does not depend on clocks; 0 if
+    it is not recorded.
     """
 
     name: str
     pipeline: str
     ended: float | None = None
     succeeded: bool = True
-    # False: `keep_runs` does not apply, as for the runs of `rekindle backfill`
+    # False: `keep_runs` does not count the run, such as a run of `rekindle backfill`
     counted: bool = True
     uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
-    # True: later runs are compared with the record in MLflow, or a version refers to it
+    # True: later runs are compared with its record in MLflow, or a version refers to this record
     compared: bool = False
-    emptied: bool = False  # True: only the record in MLflow is left; it stays while it is needed
+    emptied: bool = False  # True: only its record in MLflow still exists
     number: int = 0
-    uid: str = ""  # of the workflow; "": unknown
+    uid: str = ""  # uid of the Workflow; "": unknown
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a model. `needed`: it has an alias, or `rekindle rollback` can go back to it."""
+    """A version of a model. `needed`: it has an alias, or `rekindle rollback` can restore it."""
 
     model: str
     version: int
     prefix: str  # key prefix of its files
-    pipeline: str  # "": of a run that is not listed
-    sha256: str = ""  # of the weights
+    pipeline: str  # pipeline of its run; "" if the run is not listed
+    sha256: str = ""  # sha256 of the weights
     run: str = ""  # name of the run that released it
     created: float = 0.0
     needed: bool = False
@@ -55,8 +55,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Listing:
-    """All runs, releases and cache entries. `claimed`: RUN/TASK whose artifacts a new run
-    reuses."""
+    """All runs, releases and cache entries. `claimed`: RUN/TASK of the artifacts that active runs
+    use."""
 
     runs: list[Run] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
@@ -66,12 +66,12 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: RUN/TASK whose artifacts stay; then the run's records
-    stay, too."""
+    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts that are not removed; with any of
+    them, the run's records are not removed either."""
 
     run: Run
     kept_tasks: frozenset[str]
-    keep_mlflow: bool  # True: the record in MLflow stays
+    keep_mlflow: bool  # True: the record in MLflow is not removed
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Removal:
     runs: list[RunRemoval] = field(default_factory=list)
 
 
-def decide(
+def choose_removals(
     listing: Listing,
     limits: Mapping[str, RetentionConfig],
     now: float,
@@ -91,9 +91,8 @@ def decide(
 ) -> Removal:
     """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
 
-    A pipeline without limits keeps everything.
-
-    `inputs`: the prefixes of the releases that `rekindle reproduce` of a release reads.
+    `limits`: by pipeline; a pipeline without limits keeps everything. `inputs(release)`: prefixes
+    of the other releases that `rekindle reproduce` of this release reads.
     """
     inputs_of = cache(lambda release: frozenset(inputs(release)))
     expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
@@ -108,7 +107,7 @@ def decide(
         needed_tasks = listing.claimed.union(*(run.uses for run in readers))
         sources = {task.partition("/")[0] for task in needed_tasks}
 
-        # a failed run stays as a whole: without some of its artifacts it could not be resumed
+        # a failed run of which any artifact is needed keeps all of them, so that it can be resumed
         resumable = {
             run.name for run in listing.runs if run.name in expired & sources and not run.succeeded
         }
@@ -135,7 +134,7 @@ def _surplus_runs(
 ) -> list[Run]:
     surplus = []
     counts = Counter[str]()
-    # a clock that is set back must not make the newest run the oldest
+    # ordered by number first: a clock that is set back must not make the newest run the oldest
     newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
     ends = _increasing_ends(newest_first)
     has_newer: set[str] = set()
@@ -178,8 +177,8 @@ def _surplus_releases(
     limits: Mapping[str, RetentionConfig],
     inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
-    """Return the releases that exceed the limits; `unfinished`: kept runs that are active or can be
-    resumed."""
+    """Return the releases that exceed the limits and are not needed. `unfinished`: names of runs
+    that are active or can be resumed, whose releases are needed."""
     surplus = []
     kept = []
     counts = Counter[tuple[str, str]]()

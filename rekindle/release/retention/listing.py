@@ -1,8 +1,9 @@
-"""Reads the runs, releases and cache entries that exist, from MLflow and the object store.
+"""Lists the existing runs, releases and cache entries, from MLflow and the object store.
 
-MLflow may be shared by several object stores, and written by others: a run belongs to this store if
-the caller knows it, or if its mark is in the store (ownership.py). A version belongs to this store
-if the store has its release.json. All other runs and versions only protect what they refer to.
+Several object stores may share MLflow, and other clients may write to it. A run belongs to this
+store if the caller lists it, or if the store has its mark (ownership.py). A version belongs to this
+store if the store has its release.json. Other runs and versions are never removed, and protect the
+artifacts and files that they refer to.
 """
 
 import re
@@ -44,20 +45,19 @@ ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for 
 PAGE = 1000
 PATTERN = re.compile(r"[*?\[{]")  # beginning of a pattern in an address
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
-# later runs are compared with the newest successful run with each of these tags
+# for each of these tags, later runs are compared with the newest successful run that has it
 # (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)
 
 
 @dataclass(frozen=True)
 class Context:
-    """Information that only the caller has. `runs`: the runs of this machine or namespace, with
-    exact phases.
+    """Information that only the caller has.
 
-    `claim_s`: number of seconds that the artifacts of a claimed cache entry stay. `resumable_s`:
-    number of seconds after its end that any other failed run may be resumed, or be active again.
-    `targets`: returns the versions of a model that `rekindle rollback` can restore; None: releases
-    are not removed.
+    `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
+    for which claimed cache entries keep their artifacts. `resumable_s`: number of seconds after its
+    end during which any other failed run may be resumed or active. `targets`: function that returns
+    the versions of a model that `rekindle rollback` can restore; if None, no release is removed.
     """
 
     runs: Mapping[str, Run]
@@ -67,65 +67,68 @@ class Context:
 
 
 def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
-    """List the runs and releases of `pipelines`, all runs that the caller knows, and the entries of
-    the cache.
+    """List the runs and releases of `pipelines`, all runs of `context`, and the entries of the
+    cache.
 
     Raises StorageError, TrackingError.
     """
     own_id = store_id(store)
     by_id: dict[str, Run] = {}
     pipelines = set(pipelines)
-    marks = _marks(store, context.runs)
-    runs = {name: _with_mark(run, marks[name]) for name, run in context.runs.items()}
-    versions = Versions()
+    marks = _read_marks(store, context.runs)
+    runs = {name: _add_mark_number(run, marks[name]) for name, run in context.runs.items()}
+    versions = RegisteredVersions()
     read_tasks: set[str] = set()
     names_with_records: set[str] = set()
 
     for pipeline in pipelines:
         records = [
             record
-            for record in _records(pipeline)
+            for record in _list_records(pipeline)
             if record["tags"].get(STORE_TAG, own_id) == own_id
         ]
 
-        compared = _compared(records)
+        compared = _find_compared_ids(records)
         own_names = {record["name"] for record in records if STORE_TAG in record["tags"]}
-        marks.update(_marks(store, own_names - marks.keys()))
+        marks.update(_read_marks(store, own_names - marks.keys()))
 
         for record in records:
             name = record["name"]
             recorded_run = context.runs.get(name)
-            uses = _uses(record) | _data_tasks_of(store, record["params"].get("data.source", ""))
+            uses = _find_used_tasks(record) | _find_tasks_of_source(
+                store, record["params"].get("data.source", "")
+            )
             run = runs.get(name)
 
             if not recorded_run:
                 mark = marks.get(name)
                 if mark:
-                    run = _run(record, pipeline, mark, context.resumable_s)
+                    run = _make_run(record, pipeline, mark, context.resumable_s)
                 else:
                     run = None
 
-            if not run:  # it may be active, or belong to somebody else
+            # the run may be active, or belong to another store
+            if not run:
                 read_tasks.update(uses)
                 continue
 
             has_tag = not recorded_run and record["tags"].get(tracking.EMPTIED) == "removed"
-            # everybody can set the tag
+            # the tag alone proves nothing, since every client of MLflow can set it
             is_emptied = has_tag and not ownership.has_artifacts(store, name)
             is_compared = record["id"] in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
-            runs[name] = _combine(runs[name], run) if name in names_with_records else run
+            runs[name] = _combine_records(runs[name], run) if name in names_with_records else run
             names_with_records.add(name)
             by_id[record["id"]] = runs[name]
 
-    releases = list(_releases(store, own_id, by_id, context, versions))
+    releases = list(_list_releases(store, own_id, by_id, context, versions))
     for run_id in versions.run_ids(releases) & by_id.keys():
         name = by_id[run_id].name
         runs[name] = replace(runs[name], compared=True)
 
     claimed = (
         frozenset(claims.claimed_tasks(store, context.claim_s))
-        | _data_tasks(store, pipelines)
+        | _find_data_tasks(store, pipelines)
         | read_tasks
     )
 
@@ -133,19 +136,23 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     return Listing([*runs.values()], removable, entries.read_entries(store), claimed)
 
 
-def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], Iterator[str]]:
-    """Return a function: release → the releases that are needed to reproduce it.
+def make_inputs_function(
+    store: Store, releases: Iterable[Release]
+) -> Callable[[Release], Iterator[str]]:
+    """Return a function that yields the prefixes of the releases that reproducing a release reads.
 
-    These are the release that its training starts from and, for a refreshed champion, the previous
+    These are the release with its initial weights and, for a refreshed champion, the previous
     champion.
     """
     versions = {(release.model, str(release.version)): release for release in releases}
 
     def inputs(release: Release) -> Iterator[str]:
         with suppress(NotFound):
-            start = _object(store.get(f"{release.prefix}model.json")).get("start", "")
+            start = _parse_object(store.get(f"{release.prefix}model.json")).get("start", "")
             yield f"{str(start).rstrip('/')}/"
-            champion = str(_object(store.get(f"{release.prefix}{origin.FILE}")).get("champion", ""))
+            champion = str(
+                _parse_object(store.get(f"{release.prefix}{origin.FILE}")).get("champion", "")
+            )
             previous = versions.get((release.model, champion))
             if previous and previous.sha256 == release.sha256:
                 yield previous.prefix
@@ -154,7 +161,7 @@ def inputs_of(store: Store, releases: Iterable[Release]) -> Callable[[Release], 
 
 
 def has_alias(model: str, version: str) -> bool:
-    """True if an alias refers to the version now."""
+    """Return True if an alias refers to the version."""
     registered = request("GET", "mlflow/registered-models/get", params={"name": model})[
         "registered_model"
     ]
@@ -162,16 +169,18 @@ def has_alias(model: str, version: str) -> bool:
 
 
 def has_other_version(store: Store, release: Release) -> bool:
-    """True if another version of any model has the same files now, such as a copy in another
+    """Return True if another version of any model has the same files, such as a copy in another
     model."""
-    return Versions().refer_to(store, release.prefix, (release.model, str(release.version)))
+    return RegisteredVersions().refer_to(
+        store, release.prefix, (release.model, str(release.version))
+    )
 
 
-class Versions:
-    """All versions of all models in MLflow, and the addresses that their files have."""
+class RegisteredVersions:
+    """All versions of all models in MLflow, and the addresses of their files."""
 
     def __init__(self) -> None:
-        self.rows = list(_all("model-versions", "model_versions", {}))
+        self.rows = list(_search_all("model-versions", "model_versions", {}))
 
     def by_model(self) -> dict[str, list[dict[str, Any]]]:
         """Return the versions by the name of their model."""
@@ -181,26 +190,28 @@ class Versions:
         return models
 
     def refer_to(self, store: Store, prefix: str, except_version: tuple[str, str]) -> bool:
-        """True if a version has files below `prefix`, or in a folder of the store that contains
-        it."""
+        """Return True if a version other than `except_version` has files below `prefix`, or in a
+        folder that contains `prefix`."""
         return any(
             _contains(address, prefix) or _is_above(address, store, prefix)
             for row in self.rows
             if (row["name"], row["version"]) != except_version
-            for address in addresses(row)
+            for address in list_addresses(row)
         )
 
     def run_ids(self, releases: Iterable[Release]) -> set[str]:
-        """Return the runs of MLflow that the versions other than `releases` refer to."""
+        """Return the ids of the MLflow runs to which versions other than `releases` refer."""
         released = {(release.model, str(release.version)) for release in releases}
         rows = [row for row in self.rows if (row["name"], row["version"]) not in released]
         ids = {row.get("run_id", "") for row in rows}
-        return ids.union(*(RUN_ID.findall(address) for row in rows for address in addresses(row)))
+        return ids.union(
+            *(RUN_ID.findall(address) for row in rows for address in list_addresses(row))
+        )
 
 
-def addresses(row: Mapping[str, Any]) -> set[str]:
-    """Return the recorded addresses of the files of a version, and the address at which MLflow
-    finds them."""
+def list_addresses(row: Mapping[str, Any]) -> set[str]:
+    """Return all addresses of a version's files: those in its record, and the one that MLflow
+    resolves."""
     source = str(row.get("source") or "")
     found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
     if split_address(source).scheme in ("models", "runs"):
@@ -210,8 +221,8 @@ def addresses(row: Mapping[str, Any]) -> set[str]:
 
 @cache
 def _download_address(model: str, version: str) -> str:
-    """Return where MLflow has the files of a version, which does not change; "" if the version was
-    deleted."""
+    """Return the address of a version's files that MLflow resolves, which does not change; "" if
+    the version was deleted."""
     try:
         answer = request(
             "GET",
@@ -227,43 +238,42 @@ def _download_address(model: str, version: str) -> str:
 
 
 def _contains(address: str, prefix: str) -> bool:
-    """True if an address is a key prefix, or an address of files below `prefix`.
+    """Return True if an address is `prefix` or below it.
 
-    Servers and buckets are not compared: several addresses can refer to one object store.
+    Servers and buckets are not compared, since several addresses can refer to one object store.
     """
     return f"/{prefix.strip('/')}/" in f"/{address}/"
 
 
 def _is_above(address: str, store: Store, prefix: str) -> bool:
-    """True if an address is the bucket, or a folder of it that contains the keys with `prefix`."""
+    """Return True if an address is the bucket, or a folder of it that contains `prefix`."""
     parts = parse_s3_address(address)
     if not parts or parts.bucket != store.bucket:
         return False
     return not parts.key or prefix.startswith(f"{parts.key.rstrip('/')}/")
 
 
-def trials(run_id: str, run: RunName) -> list[str]:
-    """Return the ids of the trials of a sweep, by the id of its MLflow run and its name.
+def find_trial_ids(run_id: str, run: RunName) -> list[str]:
+    """Return the ids of the MLflow runs of a sweep's trials. `run_id`, `run`: id and name of the
+    sweep's own run.
 
-    Other runs whose tag names this run as their parent are not part of it: everybody can set the
-    tag.
+    The tag of the parent alone is not enough, since every client of MLflow can set it.
     """
     experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
         "experiment_id"
     ]
-    records = _pages([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
+    records = _search_runs([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
     trial_name = re.compile(rf"{re.escape(run)}\.trial-[0-9]+")
     return [record["id"] for record in records if trial_name.fullmatch(record["name"])]
 
 
-def record_of(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
-    """Return the id of a run's record in MLflow; "" if it does not exist, or if it cannot be told
-    from others.
+def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
+    """Return the id of a run's record in MLflow; "" if it does not exist or is ambiguous.
 
-    `recorded_id`: the id in the mark of the run, if the run has reported its end; `own_id`: id of
-    the object store.
+    `recorded_id`: the id in the mark of the run, or "" if the run has not reported its end.
+    `own_id`: id of the object store.
     """
-    records = _records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
+    records = _list_records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
     # runs of other stores may have the same name
     run_ids = [
         record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id
@@ -286,9 +296,9 @@ def record_of(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str
     return ""
 
 
-def _records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[str, Any]]:
-    """Yield the runs of an experiment, newest first, without the trials of sweeps and without
-    invalid names."""
+def _list_records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[str, Any]]:
+    """Yield the runs of an experiment, newest first, without the trials of sweeps and without runs
+    with invalid names."""
     try:
         answer = request(
             "GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment}
@@ -298,7 +308,7 @@ def _records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[s
             raise
         return
 
-    for record in _pages([answer["experiment"]["experiment_id"]], run_filter):
+    for record in _search_runs([answer["experiment"]["experiment_id"]], run_filter):
         if tracking.PARENT in record["tags"]:
             continue
 
@@ -312,21 +322,21 @@ def _records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[s
             )
 
 
-def _data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
-    """Return RUN/TASK of the artifacts that are the data.source of other pipelines' runs."""
+def _find_data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
+    """Return RUN/TASK of the artifacts that runs of other pipelines use as data.source."""
     ids = [
         found["experiment_id"]
-        for found in _all("experiments", "experiments", {})
+        for found in _search_all("experiments", "experiments", {})
         if found["name"] not in pipelines
     ]
     condition = f"{ANY_WORKFLOW} AND params.`data.source` ILIKE '{store.uri('')}%'"
-    records = _pages(ids, condition) if ids else ()
+    records = _search_runs(ids, condition) if ids else ()
     return frozenset().union(
-        *(_data_tasks_of(store, record["params"]["data.source"]) for record in records)
+        *(_find_tasks_of_source(store, record["params"]["data.source"]) for record in records)
     )
 
 
-def _pages(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
+def _search_runs(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
     search: dict[str, Any] = {
         "experiment_ids": experiments,
         "filter": run_filter,
@@ -352,7 +362,7 @@ def _pages(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
         search["page_token"] = token
 
 
-def _marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
+def _read_marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
     """Read the marks of runs."""
     run_names = [RunName(name) for name in names]
     with ThreadPoolExecutor(claims.THREADS) as pool:
@@ -360,15 +370,15 @@ def _marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
         return dict(zip(run_names, marks, strict=True))
 
 
-def _with_mark(run: Run, mark: Mark | None) -> Run:
+def _add_mark_number(run: Run, mark: Mark | None) -> Run:
     return replace(run, number=mark.number if mark else 0)
 
 
-def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
-    """Return a run that only MLflow and the store know: a run that failed counts as active while it
-    may be resumed.
+def _make_run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
+    """Return the run of a record in MLflow and its mark; None if the mark is of another pipeline.
 
-    It has ended only if both say so. A run of another pipeline is None.
+    The run has ended only if both the record and the mark have an end. A failed run counts as
+    active while it may be resumed.
     """
     if mark.pipeline != pipeline:
         return None
@@ -384,14 +394,15 @@ def _run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) 
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
-    # everybody can remove the tag; marks of earlier versions do not say it
+    # both are checked: every client can remove the tag, and marks of earlier versions lack the
+    # field
     counted = mark.counted and tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
 
 
-def _combine(run: Run, other: Run) -> Run:
-    """Combine two records of a run in MLflow, one of which may be forged: everything that one
-    protects stays."""
+def _combine_records(run: Run, other: Run) -> Run:
+    """Combine two records of a run in MLflow. One of them may be forged, so what either of them
+    protects is kept."""
     return replace(
         run,
         ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
@@ -403,17 +414,16 @@ def _combine(run: Run, other: Run) -> Run:
     )
 
 
-def _uses(record: dict[str, Any]) -> frozenset[str]:
-    """Return the RUN/TASK of other runs whose artifacts a run reads without copying them."""
+def _find_used_tasks(record: dict[str, Any]) -> frozenset[str]:
+    """Return RUN/TASK of the artifacts of other runs that a run reads without copying them."""
     if tracking.REFERS not in record["tags"]:
         return frozenset()
     values = (value for tag, value in record["tags"].items() if tag.startswith(tracking.CACHED))
     return frozenset(task for value in values if (task := TaskReference.or_none(value)))
 
 
-def _compared(records: list[dict[str, Any]]) -> set[str]:
-    """Return the ids of the runs that later runs are compared with; `records` are sorted, newest
-    first."""
+def _find_compared_ids(records: list[dict[str, Any]]) -> set[str]:
+    """Return the ids of the runs with which later runs are compared. `records`: newest first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
@@ -422,11 +432,11 @@ def _compared(records: list[dict[str, Any]]) -> set[str]:
     return {*newest.values()}
 
 
-def _data_tasks_of(store: Store, uri: str) -> frozenset[str]:
-    """Return the RUN/TASK of data.source, if the data may be artifacts of an earlier run.
+def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
+    """Return RUN/TASK of the artifacts that data.source may contain.
 
-    The data may be the whole folder of a run, also by a pattern such as `RUN/*/out`, or all objects
-    whose keys begin with `RUN/prep`.
+    It may be the folder of a run, a pattern such as `RUN/*/out`, or all objects whose keys begin
+    with a text such as `RUN/prep`.
     """
     address = parse_s3_address(uri)
     if not address or address.bucket != store.bucket:
@@ -447,18 +457,22 @@ def _data_tasks_of(store: Store, uri: str) -> frozenset[str]:
     return frozenset(name for name in names if TaskReference.matches(name))
 
 
-def _releases(
-    store: Store, own_id: str, records: Mapping[str, Run], context: Context, versions: Versions
+def _list_releases(
+    store: Store,
+    own_id: str,
+    records: Mapping[str, Run],
+    context: Context,
+    versions: RegisteredVersions,
 ) -> Iterator[Release]:
     """Yield the versions whose files are in this store.
 
-    `records`: runs by the id of their record in MLflow; a version belongs to the pipeline of its
+    `records`: runs by the id of their record in MLflow. A version belongs to the pipeline of its
     run.
     """
     claimed = claims.claimed_tasks(store, context.resumable_s, claims.RELEASES)
     models = {
         model["name"]: model.get("aliases") or []
-        for model in _all("registered-models", "registered_models", {})
+        for model in _search_all("registered-models", "registered_models", {})
     }
 
     for model, rows in versions.by_model().items():
@@ -468,21 +482,22 @@ def _releases(
 
         needed = {alias["version"] for alias in models.get(name, [])}
         if context.targets and any(row.get("run_id") in records for row in rows):
-            needed |= context.targets(name) | promotion.versions_in_use(store, name)
+            needed |= context.targets(name) | promotion.list_versions_in_use(store, name)
 
         for row in rows:
-            release = _release(store, own_id, row, records.get(row.get("run_id", "")))
+            release = _make_release(store, own_id, row, records.get(row.get("run_id", "")))
             if release:
                 is_needed = row["version"] in needed or release.prefix.rstrip("/") in claimed
                 yield replace(release, needed=is_needed)
 
 
-def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None) -> Release | None:
-    """Return the release of a version, or None if this store does not have it as the release of
-    this version.
+def _make_release(
+    store: Store, own_id: str, row: Mapping[str, Any], run: Run | None
+) -> Release | None:
+    """Return the release of a version; None if it does not belong to this store.
 
-    A version that this store has begun to remove is also returned if its files are removed, or
-    belong to a new version.
+    If this store has begun to remove the version, it is also returned when its files are already
+    removed, or belong to a new version.
     """
     tags = tracking.mapping(row.get("tags"))
     key = ArtifactKey.or_none(str(tags.get(tracking.URI, "")).rstrip("/"))
@@ -511,7 +526,7 @@ def _release(store: Store, own_id: str, row: Mapping[str, Any], run: Run | None)
     )
 
 
-def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _search_all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     parameters = {"max_results": PAGE, **search}
     while True:
         answer = request("GET", f"mlflow/{resource}/search", params=parameters)
@@ -522,7 +537,7 @@ def _all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[
         parameters["page_token"] = token
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a file of a release; {} for anything else."""
     with suppress(ValueError):
         value = loads(data)

@@ -1,14 +1,13 @@
-"""Marks of runs in the object store: which objects below RUN/ the run owns, and when it ended.
+"""The marks of runs in the object store: RUN/.rekindle.json records which objects below RUN/ the
+run owns, and when it ended.
 
-    RUN/.rekindle.json
-
-A run writes its mark before its first artifact. Retention deletes nothing of a run without a mark
-in this store, and of a run with a mark only what the mark names: everything below RUN/ if the name
-of the run was generated, since nothing else can have had this name; otherwise RUN/TASK/ of the
+A run writes its mark before its first artifact. Retention deletes no object of a run without a mark
+in this store. Of a run with a mark, it deletes only objects that the run owns: all objects below
+RUN/ if the name of the run was generated, since such a name is unique; otherwise RUN/TASK/ of the
 tasks whose folders were empty when the run began. A mark in a shared folder of the store is
-ignored: clients of MLflow, for example, can write objects to its folder.
+ignored, since other programs can write there, such as clients of MLflow.
 
-The marks are numbered in the order of their last change, so that this order does not depend on
+The marks are numbered in the order of their last changes, which therefore does not depend on
 clocks.
 """
 
@@ -32,18 +31,18 @@ NUMBER_KEY = "run-number"  # object with the number of the last mark
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
-MAX_DIGITS = 18  # of the number of a mark
-# folders of the object store that a run of the same name does not own
+MAX_DIGITS = 18  # maximum number of digits of the number of a mark
+# folders of the object store that no run owns, not even a run with such a name
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
 
 class Mark(BaseModel):
-    """The mark of a run. `number`: position in the order of the marks. `whole`: the run owns its
-    whole folder.
+    """The mark of a run.
 
-    `ended`: Unix time; None while the run is active. `counted`: False for a run of a backfill.
-    `run_id`: its record in MLflow; "" if the run has not reported its end. `uid`: of the workflow;
-    "" if unknown.
+    `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
+    folder, not only those of `tasks`. `ended`: Unix time; None while the run is active. `counted`:
+    False for a run of a backfill. `run_id`: id of its record in MLflow; "" until the run has
+    reported its end. `uid`: uid of the Workflow; "" if unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -59,19 +58,20 @@ class Mark(BaseModel):
     run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""
     uid: str = ""
 
-    def is_of(self, uid: str) -> bool:
-        """False if another run of the same name has replaced the mark of the workflow `uid`."""
+    def belongs_to(self, uid: str) -> bool:
+        """Return False if the mark is of another run with the same name as the Workflow `uid`."""
         return not uid or not self.uid or self.uid == uid
 
     def owns(self, run: RunName, key: str) -> bool:
-        """True if the object with this key belongs to the run."""
+        """Return True if the run owns the object with this key."""
         folder, _, rest = key.partition("/")
         task, slash, _ = rest.partition("/")
-        # a mark may be forged; only a generated name shows that the whole folder is of this run
+        # a mark may be forged: only the owner of a generated name owns all objects of its folder
         owns_folder = self.whole and GENERATED.fullmatch(run) is not None
         if folder != run:
             return False
-        if not slash:  # an object directly in the folder
+        # an object directly in the folder of the run
+        if not slash:
             return owns_folder
 
         is_pod = run in self.tasks and task.startswith(f"{run}-")
@@ -86,22 +86,22 @@ def begin(
     is_first: bool = True,
     counted: bool = True,
 ) -> None:
-    """Mark the folder of a run that begins or is resumed. Raises StorageError.
+    """Write the mark of a run that begins or is resumed. Raises StorageError.
 
-    `workflow`: the workflow with its name and its tasks. `is_first`: True if no task of the run has
-    written artifacts yet. A folder with objects then belongs to somebody else, even if the name of
-    the run looks generated: a manifest may have both a name and a generateName. `counted`: False
-    for a run of a backfill.
+    `workflow`: the Workflow with its name and tasks. `is_first`: True if no task of the run has
+    written artifacts yet. Then existing objects in its folder belong to another owner, even if the
+    name looks generated: a manifest may have both a name and a generateName. `counted`: False for a
+    run of a backfill.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
         return
 
     own_id = store_id(store)
-    has_new_name = is_generated(workflow["metadata"])
+    has_new_name = has_generated_name(workflow["metadata"])
 
     while True:
-        mark, etag = _read(store, run)
+        mark, etag = _read_any_mark(store, run)
         if mark and mark.store == own_id:
             own_mark = mark
         else:
@@ -110,7 +110,7 @@ def begin(
         tasks = own_mark.tasks
         whole = own_mark.whole or (has_new_name and not (is_first and _has_objects(store, run)))
         if not whole:
-            folders = [task for task in _folders(run, workflow) if task not in tasks]
+            folders = [task for task in _list_folders(run, workflow) if task not in tasks]
             tasks = [*tasks, *(task for task in folders if _is_empty(store, run, task))]
 
         new_mark = Mark(
@@ -123,7 +123,7 @@ def begin(
             run_id=own_mark.run_id,
             uid=workflow["metadata"].get("uid") or own_mark.uid,
         )
-        if _write(store, run, new_mark, etag):
+        if _write_mark(store, run, new_mark, etag):
             return
 
 
@@ -136,10 +136,10 @@ def end(
     *,
     counted: bool = True,
 ) -> None:
-    """Record the end of a run, and its record `run_id` in MLflow. Raises StorageError.
+    """Record the end of a run, and the id `run_id` of its record in MLflow. Raises StorageError.
 
-    A run that has not marked its folder owns it only if its name was generated. `counted`: False
-    for a run of a backfill, also if its mark does not say it.
+    A run without a mark gets one here; it owns its folder only if its name was generated.
+    `counted`: False for a run of a backfill, also if its mark lacks the field.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -147,9 +147,9 @@ def end(
 
     own_id = store_id(store)
     while True:
-        mark, etag = _read(store, run)
+        mark, etag = _read_any_mark(store, run)
         if not mark or mark.store != own_id:
-            whole = is_generated(workflow["metadata"])
+            whole = has_generated_name(workflow["metadata"])
             mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
 
         change = {
@@ -159,7 +159,7 @@ def end(
             "counted": mark.counted and counted,
             "run_id": run_id or mark.run_id,
         }
-        if _write(store, run, mark.model_copy(update=change), etag):
+        if _write_mark(store, run, mark.model_copy(update=change), etag):
             return
 
 
@@ -167,25 +167,25 @@ def read(store: Store, run: RunName) -> Mark | None:
     """Return the mark of a run in this store, or None. Raises StorageError."""
     if run in SHARED_FOLDERS:
         return None
-    mark, _ = _read(store, run)
+    mark, _ = _read_any_mark(store, run)
     if mark and mark.store == store_id(store):
         return mark
     return None
 
 
 def has_artifacts(store: Store, run: RunName) -> bool:
-    """True if the store has objects that the run owns. Raises StorageError."""
+    """Return True if the store has objects that the run owns. Raises StorageError."""
     mark = read(store, run)
-    keys = (item.key for item in store.list(f"{run}/") if item.key != key_of(run))
+    keys = (item.key for item in store.list(f"{run}/") if item.key != mark_key(run))
     return mark is not None and any(mark.owns(run, key) for key in keys)
 
 
-def key_of(run: RunName) -> str:
+def mark_key(run: RunName) -> str:
     return f"{run}/{FILE}"
 
 
-def is_generated(metadata: Mapping[str, Any]) -> bool:
-    """True if the API server has appended random characters to the name."""
+def has_generated_name(metadata: Mapping[str, Any]) -> bool:
+    """Return True if the name is generateName with random characters of the API server."""
     name = metadata.get("name")
     prefix = metadata.get("generateName")
     if not isinstance(name, str) or not isinstance(prefix, str) or not prefix:
@@ -194,9 +194,9 @@ def is_generated(metadata: Mapping[str, Any]) -> bool:
     return name.startswith(stem) and SUFFIX.fullmatch(name.removeprefix(stem)) is not None
 
 
-def _folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
-    """Return the folders below RUN/ that a run writes: of its tasks, and of its pods (the name of
-    the run)."""
+def _list_folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
+    """Return the folders below RUN/ to which a run writes: the names of its tasks and, for its
+    pods, the name of the run."""
     folders: dict[str, None] = {}
     for template in (workflow.get("spec") or {}).get("templates") or []:
         tasks = list((template.get("dag") or {}).get("tasks") or [])
@@ -210,21 +210,21 @@ def _folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
 
 
 def _is_empty(store: Store, run: RunName, folder: str) -> bool:
-    """True if the folder of a task is empty; for the name of the run, if the folders of all its
-    pods are."""
+    """Return True if the folder of a task is empty. For the name of the run: if the folders of all
+    its pods are empty."""
     prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
     return next(iter(store.list(prefix)), None) is None
 
 
 def _has_objects(store: Store, run: RunName) -> bool:
-    """True if the folder of a run has objects other than the mark."""
-    return any(item.key != key_of(run) for item in store.list(f"{run}/"))
+    """Return True if the folder of a run has objects other than the mark."""
+    return any(item.key != mark_key(run) for item in store.list(f"{run}/"))
 
 
 def _next_number(store: Store) -> int:
     """Return a number above the last one, and at least the Unix time in milliseconds.
 
-    If the last number was lost, the next run would otherwise be the oldest.
+    Otherwise, if the last number was lost, the next run would be the oldest.
     """
     while True:
         try:
@@ -239,22 +239,25 @@ def _next_number(store: Store) -> int:
             return number
 
 
-def _read(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
+def _read_any_mark(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
     try:
-        data, etag = store.get_with_etag(key_of(run))
+        data, etag = store.get_with_etag(mark_key(run))
     except NotFound:
         return None, None
     try:
         return Mark.model_validate_json(data), etag
-    except ValidationError:  # written by somebody else
+    except ValidationError:  # Rekindle has not written this object
         return None, etag
 
 
-def _write(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
-    """Write a mark unless it has changed since `etag`."""
+def _write_mark(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
+    """Write a mark unless it has changed since `etag`. Return True if it was written."""
     try:
         store.put(
-            key_of(run), to_json(mark.model_dump()).encode(), if_match=etag, if_absent=etag is None
+            mark_key(run),
+            to_json(mark.model_dump()).encode(),
+            if_match=etag,
+            if_absent=etag is None,
         )
     except Conflict:
         return False

@@ -1,7 +1,7 @@
-"""Removes what `decision.py` has chosen. Each part can be repeated, by an interrupted or a
-concurrent removal too.
+"""Removes the runs, releases and cache entries that decision.py has chosen. A removal that was
+interrupted, or that runs concurrently, can repeat each part.
 
-Objects are deleted only if a record in the store says that they belong to the run (ownership.py) or
+An object is deleted only if a record in the store says that it belongs to the run (ownership.py) or
 the release (release.json). The record is deleted last.
 """
 
@@ -22,16 +22,18 @@ from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
-# number of runs and releases that the end of one run removes at most: the run must end soon
+# maximum number of runs and releases that the end of one run removes, so that it does not take long
 MAX_AT_END = 50
-COMMIT_S = 300  # time from the creation of a version to the last write of its files
+COMMIT_S = 300  # maximum time from the creation of a version to the last write of its files
 
 
 class Host(Protocol):
-    """The place where runs are recorded in addition to MLflow."""
+    """The records of runs outside of MLflow and the object store: the local folder, or
+    Workflows."""
 
     def hold(self, run: str) -> AbstractContextManager[bool]:
-        """Prevent that the run is resumed. The value is False if the run is active."""
+        """Prevent a resume of the run inside the `with` block. The value is False if the run is
+        active."""
         ...
 
     def remove(self, run: str) -> None:
@@ -40,7 +42,7 @@ class Host(Protocol):
 
 
 class NoHost:
-    """A pod: it has access only to MLflow and the object store."""
+    """The Host in a pod, which has access only to MLflow and the object store."""
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
@@ -50,8 +52,9 @@ class NoHost:
         pass
 
 
-def at_end(removal: Removal) -> Removal:
-    """Return the part of a removal for the end of one run; later runs remove the rest."""
+def limit_removal(removal: Removal) -> Removal:
+    """Return a part of a removal that is small enough for the end of one run; later runs remove the
+    others."""
     releases = removal.releases[:MAX_AT_END]
     return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
 
@@ -59,8 +62,8 @@ def at_end(removal: Removal) -> Removal:
 def remove(store: Store, removal: Removal, host: Host, context: listing.Context) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
-    A run that became active, or whose artifacts another run has claimed since the decision, is
-    kept. Raises StorageError, TrackingError.
+    A run is kept if it has become active since the decision; artifacts are kept that another run
+    has claimed since. Raises StorageError, TrackingError.
     """
     for release in removal.releases:
         _remove_release(store, release, context.resumable_s)
@@ -83,17 +86,19 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
     return removed_names
 
 
-def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> list[tuple[str, int]]:
+def list_own_artifacts(
+    store: Store, item: RunRemoval, kept_tasks: frozenset[str]
+) -> list[tuple[str, int]]:
     """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts
     of `kept_tasks`."""
     run = RunName(item.run.name)
 
     mark = ownership.read(store, run)
-    if not mark or not mark.is_of(item.run.uid):
+    if not mark or not mark.belongs_to(item.run.uid):
         return []
 
     kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
-    objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.key_of(run))
+    objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.mark_key(run))
 
     return [
         (obj.key, obj.size)
@@ -103,15 +108,15 @@ def artifacts(store: Store, item: RunRemoval, kept_tasks: frozenset[str]) -> lis
 
 
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
-    """Remove a run, or its artifacts except those of `kept_tasks`; return False if nothing was left
-    to remove."""
+    """Remove a run; with `kept_tasks`, only the artifacts of its other tasks. Return False if
+    nothing was removed."""
     run = RunName(item.run.name)
     mark = ownership.read(store, run)
-    if mark and not mark.is_of(item.run.uid):
+    if mark and not mark.belongs_to(item.run.uid):
         host.remove(run)
         return True
 
-    keys = [key for key, _ in artifacts(store, item, kept_tasks)]
+    keys = [key for key, _ in list_own_artifacts(store, item, kept_tasks)]
     store.delete(keys)
 
     if kept_tasks:
@@ -121,16 +126,16 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
         claims.remove_claims(store, run)
     own_id = listing.store_id(store)
 
-    run_id = listing.record_of(item.run.pipeline, run, mark.run_id if mark else "", own_id)
+    run_id = listing.find_record_id(item.run.pipeline, run, mark.run_id if mark else "", own_id)
     if run_id and item.keep_mlflow:
         tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
     elif run_id:
-        for each in (*listing.trials(run_id, run), run_id):
+        for each in (*listing.find_trial_ids(run_id, run), run_id):
             delete_record(each)
 
     host.remove(run)
     if not item.keep_mlflow:
-        store.delete([ownership.key_of(run)] if ownership.read(store, run) else [])
+        store.delete([ownership.mark_key(run)] if ownership.read(store, run) else [])
 
     return True
 
@@ -148,8 +153,8 @@ def delete_record(run_id: str) -> None:
             ]
         )
 
-        # otherwise only the server's administrator has access; the folder of an experiment may be
-        # chosen freely
+        # only artifacts below the id of the run: users may choose any folder for an experiment.
+        # MLflow cannot delete artifacts in other stores
         has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if root.scheme == "mlflow-artifacts" and has_own_folder:
             request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
@@ -183,7 +188,7 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
     tracking.remove_duplicates(
         release.model, release.prefix, store.uri(release.prefix), version["version"]
     )
-    # registered since the decision, for the same files
+    # checked again: another version of the same files may have been registered since the decision
     if not listing.has_other_version(store, release):
         _remove_files(store, release, [obj.key for obj in objects])
 
@@ -192,9 +197,9 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
 
 
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
-    """Remove the files of a release, release.json last: it names the others.
+    """Remove the files of a release, and last release.json, which names them.
 
-    Objects that others have put into its folder stay.
+    Other objects in its folder are kept.
     """
     mark = _mark_removed(store, release)
     if not mark:
@@ -230,8 +235,8 @@ def _mark_removed(store: Store, release: Release) -> Owner | None:
 
 @contextmanager
 def suppress_missing() -> Iterator[None]:
-    """Ignore that MLflow does not have an object, or that a run is deleted: a concurrent removal
-    has deleted it."""
+    """Ignore MLflow's error about a missing object or a deleted run, which a concurrent removal has
+    deleted."""
     try:
         yield
     except RequestRefused as error:

@@ -1,21 +1,21 @@
-"""One step of a canary: compares candidate and champion until the step is over or the candidate is
-worse."""
+"""One step of a canary: compares the candidate with the champion until the time of the step is over
+or the candidate is worse."""
 
 import time
 
 from rekindle import tracking
 from rekindle.errors import TrackingError
 from rekindle.release.serve_config import PORT, CanaryConfig
-from rekindle.release.watch.judgement import find_breach, ks_distance, quantile
-from rekindle.release.watch.scrape import VersionStats, Watch
+from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
+from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
-# number of checks in a step; a further check follows if the step has to wait for requests
+# number of checks in a step; one more follows if the step must wait for enough requests
 CHECKS = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
-    """Comparison of candidate and champion; both are given by their Deployments and versions."""
+    """Compares the servers of the candidate and the champion, by Deployment and version."""
 
     def __init__(
         self,
@@ -27,7 +27,9 @@ class Canary:
         config: CanaryConfig,
     ) -> None:
         self.name = name
-        self.watch = Watch(f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}")
+        self.watch = ServerWatch(
+            f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}"
+        )
         self.candidate_key = (deployment, version)
         self.champion_key = (champion_deployment, champion)
         self.champion = champion
@@ -39,18 +41,20 @@ class Canary:
     @property
     def stats(self) -> tuple[VersionStats, VersionStats]:
         """Statistics of the candidate and the champion."""
-        # servers of earlier releases name no Deployment
+        # servers that an earlier Rekindle has deployed do not report their Deployment
         stats = self.watch.stats
         earlier_server = ("", self.champion)
         champion = stats.get(self.champion_key) or stats.get(earlier_server, VersionStats())
         return stats.get(self.candidate_key, VersionStats()), champion
 
     def observe(self) -> str:
-        """Wait until the step is over. Return the reason to roll back the candidate, or ""."""
+        """Watch until the step is over. Return the reason to roll back the candidate, or ""."""
         seconds = 60 * self.config.minutes
         for number in range(1, CHECKS + 1):
             self._watch_until(self.start + seconds * number / CHECKS)
-            reason = self._champion_change() or find_breach(*self.stats, self.config, self.alpha)
+            reason = self._describe_champion_change() or find_breach(
+                *self.stats, self.config, self.alpha
+            )
             if reason:
                 return reason
 
@@ -59,7 +63,7 @@ class Canary:
 
         deadline = self.start + seconds + 60 * self.config.wait_minutes
         while not self._has_enough_requests():
-            reason = self._champion_change()
+            reason = self._describe_champion_change()
             if reason:
                 return reason
 
@@ -74,27 +78,30 @@ class Canary:
 
             self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
 
-        return self._champion_change() or find_breach(*self.stats, self.config, self.alpha)
+        return self._describe_champion_change() or find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics of candidate and champion, for MLflow."""
+        """Return metrics of the candidate and the champion for MLflow."""
         figures: dict[str, float] = {}
 
         candidate, champion = self.stats
         for name, stats in (("candidate", candidate), ("champion", champion)):
             figures[f"{name}.requests"] = stats.requests
             figures[f"{name}.errors"] = stats.errors
-            figures[f"{name}.median_ms"] = 1000 * quantile(stats.seconds, 0.5)
+            figures[f"{name}.median_ms"] = 1000 * compute_quantile(stats.seconds, 0.5)
 
         shared_outputs = candidate.scores.keys() & champion.scores.keys()
         distance = max(
-            (ks_distance(candidate.scores[name], champion.scores[name]) for name in shared_outputs),
+            (
+                compute_ks_distance(candidate.scores[name], champion.scores[name])
+                for name in shared_outputs
+            ),
             default=0.0,
         )
         return figures | {"score_shift": distance}
 
-    def _champion_change(self) -> str:
-        """Return the reason if a rollback or another release has replaced the champion, else ""."""
+    def _describe_champion_change(self) -> str:
+        """Return a reason to stop if another version has become the champion, else ""."""
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
@@ -105,7 +112,7 @@ class Canary:
         return f"by now the champion is version {champion.version}"
 
     def _watch_until(self, end_time: float) -> None:
-        """Scrape the servers periodically until the time `end_time`."""
+        """Scrape the servers periodically until `end_time` (monotonic)."""
         while (remaining_seconds := end_time - time.monotonic()) > 0:
             time.sleep(min(MAX_PAUSE_S, remaining_seconds))
             self.watch.scrape()

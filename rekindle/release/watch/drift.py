@@ -1,4 +1,5 @@
-"""Compares the requests since the last check with the test rows of the release."""
+"""Checks a model for drift: compares the requests since the last check with the test rows of its
+release."""
 
 import time
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from rekindle.documents import Document, parse, read_object
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.names import ModelName
 from rekindle.release.serve_config import PORT, DriftConfig
-from rekindle.release.watch.psi import Shift, shift
+from rekindle.release.watch.psi import Shift, compute_shift
 from rekindle.release.watch.scores import BUCKET_BOUNDS
-from rekindle.release.watch.scrape import Counts, increments, scrape
+from rekindle.release.watch.scrape import Counts, scrape, subtract_counts
 from rekindle.storage import NotFound, Store
 
 DAY_S = 86400
@@ -29,7 +30,7 @@ Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) â†
 
 
 class Histograms(Document):
-    """Counts of the values of requests, by bucket."""
+    """Histograms of the numbers in requests and predictions."""
 
     rows: Count
     scores: dict[str, Buckets] = Field(default_factory=dict)
@@ -37,14 +38,14 @@ class Histograms(Document):
 
 
 class Reference(Histograms):
-    """reference.json: the counts of the test rows of a release."""
+    """reference.json: the histograms of the test rows of a release."""
 
     rows: int = Field(ge=1)
 
 
 class State(Document):
-    """drift.json of a model: the counts of the last check by process of a server, and the last
-    retraining."""
+    """drift.json of a model: the histograms of each server process at the last check (`seen`) and
+    at the check before (`before`), and the last retraining."""
 
     version: str = ""
     workflow: str = ""
@@ -57,8 +58,8 @@ class State(Document):
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
-    The shifts are empty if there are fewer than `config.minimum` instances. A second call by the
-    same workflow counts from the same check. Raises DataError, RekindleError.
+    With fewer than `config.minimum` instances, the shifts are empty. A second call by the same
+    workflow counts from the same earlier check. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
@@ -78,7 +79,7 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
             f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again."
         ) from error
 
-    state = _state(store, config.model)
+    state = _read_state(store, config.model)
     is_same_version = state.version == champion.version
     histograms = state.before if state.workflow == workflow else state.seen
 
@@ -90,7 +91,7 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     current_counts = scrape(
         f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts
     )
-    new_counts = increments(current_counts, earlier_counts)
+    new_counts = subtract_counts(current_counts, earlier_counts)
     if new_counts["rows"] < config.minimum:
         return new_counts["rows"], {}
 
@@ -101,13 +102,13 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
         "seen": current_counts,
     }
 
-    _write(store, config.model, state, changes)
+    _write_state(store, config.model, state, changes)
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
 
 
-def count_from_now(store: Store, model: str, version: str) -> None:
-    """Let the next check of a new champion count from now, without the copies that a shadow
-    received.
+def reset_counts(store: Store, model: str, version: str) -> None:
+    """Let the next check of a new champion count requests from now on, without the copies of
+    requests that its servers received as a shadow.
 
     If the servers cannot be read, the next check counts from their start.
     """
@@ -121,12 +122,12 @@ def count_from_now(store: Store, model: str, version: str) -> None:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
 
     changes = {"version": version, "workflow": "", "before": {}, "seen": seen}
-    _write(store, model, _state(store, model), changes)
+    _write_state(store, model, _read_state(store, model), changes)
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
-    """Compute the shift of each output and feature of the reference; missing values form a group of
-    their own."""
+    """Compute the shift of each output and feature of the reference. Missing values form a separate
+    group."""
     result: Shifts = {}
 
     for kind in ("scores", "features"):
@@ -137,7 +138,7 @@ def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> 
                     max(0, reference["rows"] - sum(expected_counts)),
                     max(0, new_counts["rows"] - sum(actual_counts)),
                 )
-                result[f"{kind.removesuffix('s')} {name}"] = shift(
+                result[f"{kind.removesuffix('s')} {name}"] = compute_shift(
                     expected_counts, actual_counts, missing
                 )
 
@@ -145,30 +146,28 @@ def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> 
 
 
 def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
-    """Return the shifts that exceed the threshold and that chance does not explain, largest
-    first."""
+    """Return the shifts above the threshold that chance does not explain, the largest first."""
     drifted_shifts = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
     return dict(sorted(drifted_shifts.items(), key=lambda item: -item[1].psi))
 
 
-def days_until_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
-    """Claim the retraining of the model for `workflow` and return 0; if it is too early, return the
-    days left."""
+def claim_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
+    """If the model may be trained again, claim its retraining for `workflow` and return 0; else
+    return the number of days to wait."""
     now = time.time()
-    state = _state(store, config.model)
+    state = _read_state(store, config.model)
     if state.retrained_by == workflow:
         return 0.0
-    last_training_time = max(tracking.last_start(config.model), state.retrained)
+    last_training_time = max(tracking.find_last_start(config.model), state.retrained)
     remaining_days = config.min_days_between - (now - last_training_time) / DAY_S
     if remaining_days > 0:
         return remaining_days
-    _write(store, config.model, state, {"retrained": now, "retrained_by": workflow})
+    _write_state(store, config.model, state, {"retrained": now, "retrained_by": workflow})
     return 0.0
 
 
 def draw(shifts: Shifts, threshold: float, file: Path) -> None:
-    """Plot the PSI of each output and feature, and the shares of the buckets with the largest
-    PSI."""
+    """Plot the PSI of each output and feature, and the histograms with the largest PSI."""
     from matplotlib.figure import Figure
 
     sorted_names = sorted(shifts, key=lambda name: shifts[name].psi)
@@ -210,16 +209,16 @@ def draw(shifts: Shifts, threshold: float, file: Path) -> None:
     figure.savefig(file, dpi=100)
 
 
-def _key(model: str) -> str:
+def _state_key(model: str) -> str:
     return f"releases/{ModelName(model)}/drift.json"
 
 
-def _state(store: Store, model: str) -> State:
+def _read_state(store: Store, model: str) -> State:
     try:
-        return read_object(State, store, _key(model))
+        return read_object(State, store, _state_key(model))
     except NotFound:
         return State()
 
 
-def _write(store: Store, model: str, state: State, changes: Mapping[str, Any]) -> None:
-    store.put(_key(model), to_json(state.model_dump() | dict(changes)).encode())
+def _write_state(store: Store, model: str, state: State, changes: Mapping[str, Any]) -> None:
+    store.put(_state_key(model), to_json(state.model_dump() | dict(changes)).encode())

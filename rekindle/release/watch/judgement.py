@@ -1,9 +1,10 @@
-"""Tests if the candidate does worse than the champion: its errors, response times and predictions.
+"""Statistical tests of whether the candidate is worse than the champion in its errors, response
+times or predictions.
 
-Each test has a tolerance, so that more traffic does not turn irrelevant differences into failures,
-and needs only the data of `/metrics`. The probability of rejecting a good candidate is at most
-`alpha` over all checks and tests: each gets a share of `alpha` (Bonferroni), whether or not the
-tests are independent.
+Each test has a tolerance, so that irrelevant differences do not become significant with more
+traffic, and needs only the data of `/metrics`. The probability of rejecting a good candidate is at
+most serve.canary.false_alarms over all checks and tests, since each gets a share of it as its
+`alpha` (Bonferroni correction).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,22 +21,22 @@ TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
 def find_breach(
     candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
 ) -> str:
-    """Return the reason why the candidate is worse, with figures, or "".
+    """Return in what the candidate is worse, as a sentence with figures, or "".
 
-    `alpha`: the share of this check in `false_alarms`.
+    `alpha`: significance level of this check.
     """
     if candidate.crashes > champion.crashes:
         return (
             f"the candidate's servers restarted {candidate.crashes} times, the champion's"
             f" {champion.crashes} times"
         )
-    return next(_findings(candidate, champion, config, alpha / TEST_KINDS), "")
+    return next(_find_breaches(candidate, champion, config, alpha / TEST_KINDS), "")
 
 
-def _findings(
+def _find_breaches(
     candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
 ) -> Iterator[str]:
-    p_value = errors_p_value(
+    p_value = compute_errors_p_value(
         candidate.errors, candidate.requests, champion.errors, champion.requests
     )
     if p_value <= alpha:
@@ -47,7 +48,7 @@ def _findings(
     for q in QUANTILES:
         if is_slower(candidate.seconds, champion.seconds, q, config.slower, alpha / len(QUANTILES)):
             candidate_milliseconds, champion_milliseconds = (
-                1000 * quantile(stats.seconds, q) for stats in (candidate, champion)
+                1000 * compute_quantile(stats.seconds, q) for stats in (candidate, champion)
             )
             yield (
                 f"{q:.0%} of the candidate's answers take up to {candidate_milliseconds:.3g} ms,"
@@ -59,11 +60,11 @@ def _findings(
         candidate_scores, champion_scores = (
             stats.scores.get(output, {}) for stats in (candidate, champion)
         )
-        n = min(candidate.requests, count(candidate_scores))
-        m = min(champion.requests, count(champion_scores))
+        n = min(candidate.requests, count_values(candidate_scores))
+        m = min(champion.requests, count_values(champion_scores))
 
-        distance = ks_distance(candidate_scores, champion_scores)
-        if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(
+        distance = compute_ks_distance(candidate_scores, champion_scores)
+        if bound_shift_p_value(distance, n, m, config.score_shift) <= alpha / len(
             candidate.scores | champion.scores
         ):
             yield (
@@ -72,11 +73,11 @@ def _findings(
             )
 
 
-def errors_p_value(
+def compute_errors_p_value(
     errors: float, requests: float, other_errors: float, other_requests: float
 ) -> float:
-    """Return the probability of at least this number of errors if candidate and champion have the
-    same error rate.
+    """Return the probability of at least `errors` errors if candidate and champion have the same
+    error rate.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti,
     Categorical Data Analysis, 3.5.1).
@@ -89,13 +90,13 @@ def errors_p_value(
     if not n or not other_requests or k * total <= total_errors * n:
         return 1.0
 
-    log_all = _log_choices(total, n)
+    log_all = _compute_log_choices(total, n)
     probability = 0.0
 
     for number in range(k, min(n, total_errors) + 1):
         term = exp(
-            _log_choices(total_errors, number)
-            + _log_choices(total - total_errors, n - number)
+            _compute_log_choices(total_errors, number)
+            + _compute_log_choices(total - total_errors, n - number)
             - log_all
         )
         probability += term
@@ -109,46 +110,48 @@ def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alp
     """Return True if the candidate's quantile `q` is significantly above `ratio` times the
     champion's quantile.
 
-    The champion's quantile is replaced by its upper confidence bound; then the share of the
-    candidate's values above this bound is tested. Both steps use the Chernoff bound of the binomial
-    distribution (Hoeffding 1963, Theorem 1), each at alpha / 2.
+    The test takes the upper confidence bound of the champion's quantile, and tests the share of the
+    candidate's values above it. Both steps use the Chernoff bound of the binomial distribution
+    (Hoeffding 1963, Theorem 1), each at the level alpha / 2.
     """
-    n = count(candidate)
+    n = count_values(candidate)
 
-    m = count(champion)
-    if not n or not m or (upper_quantile := _upper_bound(q, log(2 / alpha) / m)) >= 1:
+    m = count_values(champion)
+    if not n or not m or (upper_quantile := _bound_share(q, log(2 / alpha) / m)) >= 1:
         return False
 
-    share_below = _share_below(candidate, ratio * quantile(champion, upper_quantile))
-    return share_below < q and n * _divergence(share_below, q) >= log(2 / alpha)
+    share_below = _compute_share_below(
+        candidate, ratio * compute_quantile(champion, upper_quantile)
+    )
+    return share_below < q and n * _compute_divergence(share_below, q) >= log(2 / alpha)
 
 
-def shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
-    """Bound the probability of this distance of two samples if their distributions differ by at
-    most `tolerance`.
+def bound_shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
+    """Return an upper bound of the probability of this Kolmogorov-Smirnov distance between samples
+    of n and m values if the distance of their distributions is at most `tolerance`.
 
-    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). Instances of
-    a request are not independent, so n and m are at most the numbers of requests. Buckets can only
-    reduce the distance.
+    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). The
+    instances of a request are not independent, so n and m must not exceed the numbers of requests.
+    The rounding of values to buckets can only reduce the distance.
     """
     if not n or not m or distance <= tolerance:
         return 1.0
     return min(1.0, 2 * exp(-2 * (distance - tolerance) ** 2 * n * m / (n + m)))
 
 
-def ks_distance(a: Buckets, b: Buckets) -> float:
-    """Return the largest difference of two cumulative distributions at the bounds of the
-    buckets."""
-    n = count(a)
-    m = count(b)
+def compute_ks_distance(a: Buckets, b: Buckets) -> float:
+    """Return the Kolmogorov-Smirnov distance: the largest difference of two cumulative
+    distributions at the bounds of the buckets."""
+    n = count_values(a)
+    m = count_values(b)
     if not n or not m:
         return float(bool(n or m))  # only one version has this output
     return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
 
 
-def quantile(buckets: Buckets, q: float) -> float:
+def compute_quantile(buckets: Buckets, q: float) -> float:
     """Return the quantile `q`, interpolated linearly within a bucket."""
-    rank = q * count(buckets)
+    rank = q * count_values(buckets)
     for (low, count_low), (high, count_high) in pairwise([(0.0, 0.0), *sorted(buckets.items())]):
         if count_high >= rank and count_high > count_low:
             if high == inf:
@@ -157,11 +160,11 @@ def quantile(buckets: Buckets, q: float) -> float:
     return 0.0
 
 
-def count(buckets: Buckets) -> float:
+def count_values(buckets: Buckets) -> float:
     return buckets.get(inf, 0)
 
 
-def _share_below(buckets: Buckets, value: float) -> float:
+def _compute_share_below(buckets: Buckets, value: float) -> float:
     """Return the share of the values below `value`."""
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
     for (low, count_low), (high, count_high) in pairwise(bounds):
@@ -170,26 +173,27 @@ def _share_below(buckets: Buckets, value: float) -> float:
                 count_inside = 0.0
             else:
                 count_inside = (count_high - count_low) * (value - low) / (high - low)
-            return (count_low + count_inside) / count(buckets)
+            return (count_low + count_inside) / count_values(buckets)
     return 1.0
 
 
-def _upper_bound(q: float, rate: float) -> float:
-    """Return the upper confidence bound of the share `q`, for an exponent `rate` per request."""
+def _bound_share(q: float, rate: float) -> float:
+    """Return the upper confidence bound of the share `q`: the share whose divergence from `q` is
+    `rate`."""
     low = q
     high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _divergence(middle, q) < rate else (low, middle)
+        low, high = (middle, high) if _compute_divergence(middle, q) < rate else (low, middle)
     return high
 
 
-def _divergence(p: float, q: float) -> float:
+def _compute_divergence(p: float, q: float) -> float:
     """Return the Kullback-Leibler divergence of two Bernoulli distributions."""
     return sum(a * log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0)
 
 
-def _log_choices(n: int, k: int) -> float:
+def _compute_log_choices(n: int, k: int) -> float:
     if 0 <= k <= n:
         return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
     return -inf

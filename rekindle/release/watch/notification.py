@@ -1,8 +1,8 @@
-"""Send a notification to a webhook, with retries while its server is unavailable.
+"""Sends notifications to a webhook, with retries while its server is unavailable.
 
-The `notify:` section of a config selects the events. A notification that fails does not fail its
-caller. The address is a secret (it permits writing to the channel): messages and logs show only its
-host.
+The `notify:` section of a config selects the events. If a notification fails, its caller continues.
+The address of the webhook is a secret, since it permits writing to the channel: messages and logs
+show only its host.
 """
 
 import html
@@ -25,10 +25,10 @@ from rekindle.sections import Section
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-MAX_ANSWER_BYTES = 4096  # number of bytes to read of the answer of a refusal
+MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
 SEPARATOR = re.compile("[/?&=#:@]")  # between the parts of an address
-MIN_SECRET_LENGTH = 6  # a shorter part of an address is no secret
+MIN_SECRET_LENGTH = 6  # a shorter part of an address does not count as a secret
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -38,8 +38,8 @@ VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")
 
 
 class NotifyConfig(Section):
-    """Notifications about runs. The webhook's address is a secret: set NOTIFY_URL, not a config
-    key."""
+    """Notifications about runs. The webhook's address is a secret, so NOTIFY_URL sets it, not a
+    config key."""
 
     format: Literal["off", "slack", "json"] = Field(
         default="off",
@@ -64,7 +64,7 @@ class NotifyConfig(Section):
 
 @dataclass(frozen=True)
 class Message:
-    """A notification: the event, its pipeline or model, the reason and a link."""
+    """The content of a notification."""
 
     event: Event
     name: str  # name of the pipeline or the model
@@ -90,7 +90,7 @@ def send(
     attempts: int = 6,
     environ: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Send `message` and log a failure, see `deliver`. Return True if the message was delivered."""
+    """Send `message` (see `deliver`) and log a failure. Return True if the message was sent."""
     delivery = deliver(message, config, attempts, environ)
     if delivery.problem:
         say(delivery.problem)
@@ -99,8 +99,8 @@ def send(
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of a notification; neither sent nor a problem if the config does not select its
-    event."""
+    """The result of sending a notification. If the config does not select its event, it is not sent
+    and `problem` is empty."""
 
     sent: bool
     problem: str = ""
@@ -112,8 +112,8 @@ def deliver(
     attempts: int = 6,
     environ: Mapping[str, str] = os.environ,
 ) -> Delivery:
-    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the
-    attempts."""
+    """Send `message` if `config` selects its event. The pauses between attempts are 0, 2, 4, 8 and
+    16 s."""
     if config.format == "off" or message.event not in config.events:
         return Delivery(sent=False)
 
@@ -124,16 +124,17 @@ def deliver(
             sent=False, problem=f"notification not sent: {NOTIFY_URL} is not set. {remedy}"
         )
 
-    problem = _post(url, message.body(config.format), attempts)
+    problem = _post_with_retries(url, message.body(config.format), attempts)
     if problem:
         return Delivery(
-            sent=False, problem=f"notification not sent: the webhook at {_host(url)} {problem}"
+            sent=False,
+            problem=f"notification not sent: the webhook at {_parse_host(url)} {problem}",
         )
 
     return Delivery(sent=True)
 
 
-def _post(url: str, body: dict[str, Any], attempts: int) -> str:
+def _post_with_retries(url: str, body: dict[str, Any], attempts: int) -> str:
     """Post the notification and return the reason of a failure, or ""."""
     import requests
     from requests.adapters import HTTPAdapter
@@ -153,7 +154,7 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, HTTPAdapter(max_retries=retry))
 
-            # a redirected POST would become a GET
+            # redirects are not followed, because they would change the POST to a GET
             with session.post(
                 url, json=body, timeout=TIMEOUT_S, allow_redirects=False, stream=True
             ) as answer:
@@ -161,18 +162,18 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
                     return ""
 
                 content = next(answer.iter_content(MAX_ANSWER_BYTES), b"").decode(errors="replace")
-                shown = visible(_without_address(content, url)[:MAX_SHOWN_CHARACTERS])
+                shown = visible(_hide_address(content, url)[:MAX_SHOWN_CHARACTERS])
                 remedy = f"Correct {NOTIFY_URL} if this persists."
                 return f"answered {answer.status_code} ({shown}). {remedy}"
     except (requests.RequestException, ValueError) as error:
-        cause = _without_address(str(innermost(error)), url)
+        cause = _hide_address(str(innermost(error)), url)
         remedy = f"Correct {NOTIFY_URL}, or allow pipelines to connect to it."
         return f"cannot be reached ({cause}). {remedy}"
 
 
-def _without_address(text: str, url: str) -> str:
-    """Replace the secret parts of the webhook's address in a text: servers repeat them in their
-    answers, whole or in parts, and escaped or not."""
+def _hide_address(text: str, url: str) -> str:
+    """Remove the webhook's address and its parts, also escaped, from a text: servers may repeat
+    them in their answers."""
     path = "/" + url.partition("://")[2].partition("/")[2]
     segments = [segment for segment in SEPARATOR.split(path) if len(segment) >= MIN_SECRET_LENGTH]
     secrets = [path, *segments] if len(path) > 1 else segments
@@ -183,27 +184,26 @@ def _without_address(text: str, url: str) -> str:
     return text
 
 
-def _host(url: str) -> str:
+def _parse_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or "no address"
     except ValueError:
         return "no address"
 
 
-def status(phase: str, reasons: list[str]) -> str:
-    """Convert Argo's phase to MLflow's run status. A stopped workflow is `Failed`: only its reasons
-    show the stop."""
+def convert_phase(phase: str, reasons: list[str]) -> str:
+    """Convert Argo's phase to MLflow's run status. Argo's phase of a stopped workflow is `Failed`,
+    so `reasons` decide."""
     if phase != "Succeeded" and any(causes.STOPPED.search(reason) for reason in reasons):
         return "KILLED"
     return RUN_STATUSES.get(phase, "FAILED")
 
 
-def reasons(failures: str) -> list[str]:
-    """Return a line per failed step in {{workflow.failures}}, a JSON list that Argo quotes again
-    (strconv.Quote).
+def describe_failures(failures: str) -> list[str]:
+    """Return a line for each failed step in `failures`, the value of {{workflow.failures}}: a JSON
+    list that Argo has quoted (strconv.Quote).
 
-    The line has the message of the step's process, not of the node that counts its attempts, and no
-    password of an address.
+    Each line has the message of the step's process, without passwords in addresses.
     """
     value: Any = failures
     while isinstance(value, str) and value:
@@ -221,7 +221,7 @@ def reasons(failures: str) -> list[str]:
     return [f"{name}: {without_user(message)}" for name, message in causes.failed_steps(nodes)]
 
 
-def verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def parse_verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (tag prefix, verdict, reason) for each evaluation of a run."""
     prefixes = [name.removesuffix("verdict") for name in tags if VERDICT_TAG.fullmatch(name)]
     return [

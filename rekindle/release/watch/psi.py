@@ -1,5 +1,5 @@
-"""The population stability index (PSI), a distance of two histograms, and its expected value under
-no change.
+"""The population stability index (PSI), a distance of two histograms, and the PSI that chance alone
+can cause.
 
 PSI = Σ (p - q) ln(p / q) over groups with the shares p and q. By convention, a PSI below 0.1 means
 no change, and a PSI above 0.25 a significant change. Sources: Siddiqi, Credit Risk Scorecards
@@ -19,7 +19,7 @@ CHANCE_QUANTILE = 0.999  # quantile of the PSI under no change; a larger PSI is 
 
 @dataclass(frozen=True)
 class Shift:
-    """Difference of one output or feature between two populations."""
+    """The difference of one output or feature between the reference and new data."""
 
     psi: float
     chance: float  # largest PSI that chance explains (CHANCE_QUANTILE of the PSI under no change)
@@ -27,22 +27,25 @@ class Shift:
     actual: list[float]  # share of each group in the new data
 
 
-def shift(
+def compute_shift(
     expected: Sequence[int], actual: Sequence[int], missing: tuple[int, int] = (0, 0)
 ) -> Shift:
-    """Compare the counts of the same buckets in two non-empty populations; `missing`: their counts
-    without a value."""
+    """Compute the shift between two histograms with the same buckets, neither of them empty.
+
+    `missing`: numbers of rows without a value in the reference and in the new data.
+    """
     expected_groups, actual_groups = merge_buckets(
         expected, actual, (sum(expected) + missing[0]) / GROUPS
     )
-    if any(missing):  # a group of their own: they are not close to the values of any bucket
+    # missing values form a separate group, since they are not close to any bucket
+    if any(missing):
         expected_groups.append(missing[0])
         actual_groups.append(missing[1])
 
     n = sum(expected_groups)
     m = sum(actual_groups)
     group_count = len(expected_groups)
-    # each group gets half a row more, so that the share of an empty group is not 0
+    # half a row is added to each group, so that no share is 0
     expected_shares = [(count + 0.5) / (n + group_count / 2) for count in expected_groups]
     actual_shares = [(count + 0.5) / (m + group_count / 2) for count in actual_groups]
     psi = sum(
@@ -50,15 +53,15 @@ def shift(
     )
 
     return Shift(
-        psi, chi_squared(group_count - 1) * (1 / n + 1 / m), expected_shares, actual_shares
+        psi, chi_squared_quantile(group_count - 1) * (1 / n + 1 / m), expected_shares, actual_shares
     )
 
 
 def merge_buckets(
     expected: Sequence[int], actual: Sequence[int], group_size: float
 ) -> tuple[list[int], list[int]]:
-    """Merge adjacent buckets to groups of `group_size` rows of the reference; a larger bucket is a
-    group by itself."""
+    """Merge adjacent buckets to groups with about `group_size` rows of the reference; a bucket with
+    more rows is not merged."""
     expected_groups = [0]
     actual_groups = [0]
 
@@ -75,10 +78,11 @@ def merge_buckets(
     return expected_groups, actual_groups
 
 
-def chi_squared(degrees: int) -> float:
-    """Return the CHANCE_QUANTILE by the approximation of Wilson and Hilferty (1931).
+def chi_squared_quantile(degrees: int) -> float:
+    """Return the CHANCE_QUANTILE of the chi-squared distribution, by the approximation of Wilson
+    and Hilferty (1931).
 
-    Its error is below 2 % from 3 degrees on.
+    The error is below 2 % for 3 or more degrees of freedom.
     """
     if degrees < 1:
         return 0.0

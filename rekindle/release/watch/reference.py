@@ -1,4 +1,5 @@
-"""Histograms of a model's test rows, stored with its release for the comparison with requests."""
+"""The histograms of a model's test rows, which its release stores for the comparison with
+requests."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ from rekindle.release.watch.scores import count_numbers
 FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of the features
 
 
-def features(instances: Iterable[Any]) -> list[Any]:
-    """Convert parsed instances to the values that servers and evaluations count."""
+def convert_instances(instances: Iterable[Any]) -> list[Any]:
+    """Convert parsed instances to plain values, whose numbers are counted."""
     return [
         instance.model_dump() if isinstance(instance, BaseModel) else instance
         for instance in instances
@@ -24,9 +25,9 @@ def features(instances: Iterable[Any]) -> list[Any]:
 def record_reference(
     report: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()
 ) -> None:
-    """Write the histograms of the test rows' predictions and instances into a report."""
+    """Write the histograms of the predictions and instances of the test rows to a report."""
     scores = count_numbers(predictions)
-    counts = count_numbers(features(instances))
+    counts = count_numbers(convert_instances(instances))
     record = {"rows": len(predictions), "scores": scores, "features": counts}
     report.mkdir(parents=True, exist_ok=True)
     (report / REFERENCE).write_text(to_json(record))

@@ -1,8 +1,8 @@
-"""Histograms of the numbers in predictions and instances, for the canary and drift.
+"""Histograms of the numbers in predictions and instances, for the canary and the drift check.
 
-Each number in a prediction is an output with its own name (`probabilities.3`), and each number in
-an instance a feature. True counts as 1; a text gives two numbers: its length, and a hash between 0
-and 1. Only the first MAX_OUTPUTS outputs and the first MAX_OUTPUTS features of a model are counted.
+Each number in a prediction is an output with a name such as `probabilities.3`; each number in an
+instance is a feature. True counts as 1. A text counts as two numbers: its length, and a hash
+between 0 and 1. Only the first MAX_OUTPUTS outputs and features of a model are counted.
 """
 
 from bisect import bisect_left
@@ -32,17 +32,17 @@ EDGES = (
     *UNIT_EDGES,
     *LARGE_EDGES,
 )  # upper bounds of all buckets but the last
-MAX_NUMBER = 1e300  # larger numbers count as this number, since numbers in JSON are unlimited
+MAX_NUMBER = 1e300  # larger numbers, which JSON allows, count as this number
 BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
 Counts = dict[str, list[int]]  # output or feature → the count of each bucket
 
 
 def count_numbers(predictions: Iterable[Any]) -> Counts:
-    """Count the numbers of these predictions or instances, by output or feature and bucket."""
+    """Count the numbers in predictions or instances, by output or feature and by bucket."""
     counts: Counts = {}
     for prediction in predictions:
-        for output, number in numbers(prediction):
+        for output, number in list_numbers(prediction):
             if output not in counts:
                 if len(counts) == MAX_OUTPUTS:
                     continue
@@ -51,7 +51,7 @@ def count_numbers(predictions: Iterable[Any]) -> Counts:
     return counts
 
 
-def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def list_numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield (name of the output or feature, number) for each number in a prediction or instance."""
     match value:
         case bool() | int() | float():
@@ -61,10 +61,10 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield f"{name or 'prediction'}.hash", crc32(value.encode()) / 2**32
         case Mapping():
             for key in value:
-                yield from numbers(value[key], f"{name}.{key}".lstrip("."))
+                yield from list_numbers(value[key], f"{name}.{key}".lstrip("."))
         case list() | tuple():
             for index, item in enumerate(value[:MAX_OUTPUTS]):
-                yield from numbers(item, f"{name}.{index}".lstrip("."))
+                yield from list_numbers(item, f"{name}.{index}".lstrip("."))
 
 
 class Histograms:
@@ -91,7 +91,7 @@ class Histograms:
                 )
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the metric for Prometheus' client; without a sum, as OpenMetrics requires for
+        """Yield the metric for Prometheus' client, without a sum, as OpenMetrics requires for
         negative numbers."""
         text = f"{self.description}, by {self.label}"
         family = HistogramMetricFamily(self.name, text, labels=["version", self.label])

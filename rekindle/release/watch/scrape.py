@@ -1,4 +1,4 @@
-"""Statistics of a model's servers, read from their `/metrics` and added up by Deployment and
+"""Reads the `/metrics` of a model's servers, and sums their statistics by Deployment and
 version."""
 
 import http.client
@@ -28,7 +28,7 @@ Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features":
 
 @dataclass
 class VersionStats:
-    """Statistics of the answers of a Deployment's servers with one version."""
+    """The statistics of the servers of one Deployment and version."""
 
     requests: float = 0
     errors: float = 0  # number of requests without a prediction
@@ -39,7 +39,7 @@ class VersionStats:
     instances: float = 0  # number of instances of the requests with a prediction
 
     def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
-        """Add the difference between two scrapes of a process."""
+        """Add the increase between two scrapes of a process."""
         self.requests += current_stats.requests - earlier_stats.requests
         self.errors += current_stats.errors - earlier_stats.errors
         _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
@@ -49,7 +49,7 @@ class VersionStats:
             )
 
     def counts(self) -> Counts:
-        """Return the counts per bucket between the BUCKET_BOUNDS."""
+        """Return the histograms with the counts of each bucket, not cumulative."""
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
             kind: {name: _per_bucket(buckets) for name, buckets in histogram_by_name.items()}
@@ -62,9 +62,9 @@ Key = tuple[str, str]  # Deployment ("" if the server does not know its Deployme
 Answer = tuple[float, dict[Key, VersionStats]]
 
 
-class Watch:
-    """Adds up the statistics of each Deployment and version since the Watch was created. If a
-    server ends, the data since its last scrape is lost."""
+class ServerWatch:
+    """Sums the statistics of all servers since the creation of this object, by Deployment and
+    version. If a server ends, its data since the last scrape is lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
@@ -76,7 +76,7 @@ class Watch:
         self.stats.clear()
 
     def scrape(self) -> dict[Key, VersionStats]:
-        """Read all servers, and return the statistics so far."""
+        """Read all servers, and return the statistics until now."""
         loaded_addresses = {address for (address, _), stats in self.last_answers.items() if stats}
 
         for url, answer in read(*self.endpoints).items():
@@ -85,7 +85,7 @@ class Watch:
                 earlier_stats = self.last_answers.get((url, start))
                 restarted = url in loaded_addresses and not earlier_stats
 
-                # a process that is older than the Watch counts from its first answer
+                # a process that is older than this object counts from its first answer
                 if earlier_stats is None:
                     if restarted or start > self.start_time:
                         earlier_stats = {}
@@ -105,8 +105,8 @@ class Watch:
 def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """Return {process: counts of `version`} for the servers of a headless Service.
 
-    A server that cannot be read keeps its `earlier_counts`. Raises RekindleError if none can be
-    read.
+    If a server cannot be read, its `earlier_counts` are returned. Raises RekindleError if no server
+    can be read.
     """
     servers = dict[str, Counts]()
     kept = dict[str, Counts]()
@@ -136,7 +136,7 @@ def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) ->
     return kept | servers
 
 
-def increments(
+def subtract_counts(
     current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]
 ) -> Counts:
     """Return the increase of the counts of all processes between two scrapes."""

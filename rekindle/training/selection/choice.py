@@ -45,7 +45,7 @@ def choose_family(
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
 
     facts = dataset_facts(dataset)
-    metric = families.criterion(workload)
+    metric = families.get_selection_metric(workload)
     values: dict[str, Values] = {}
 
     for name, folder in models.items():

@@ -41,7 +41,7 @@ def fit_family(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path)
 def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset) -> None:
     """Call the function `fit` of the family. Raises ConfigError if the family is trained step by
     step, or if `fit` returns a value."""
-    fitted = families.of(workload)[spec.family]
+    fitted = families.get_families(workload)[spec.family]
     if not isinstance(fitted, families.Fitted):
         raise ConfigError(
             f'the family "{spec.family}" is not fitted: it must be trained by the step steps.train.'

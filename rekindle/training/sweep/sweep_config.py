@@ -316,7 +316,7 @@ def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
     is a measure that the workload does not define.
     """
     family, *other_families = families.select(load(name), selected)
-    if other_families or isinstance(families.of(load(name))[family], families.Fitted):
+    if other_families or isinstance(families.get_families(load(name))[family], families.Fitted):
         raise ValueError(
             "a sweep trains one family with training steps, not"
             f" {', '.join([family, *other_families])}: set families to one of them, such as"

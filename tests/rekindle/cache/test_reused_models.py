@@ -225,7 +225,7 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
         assert step["message"] == f"by {first['workflow']}/train"
         assert result["verdict"] == first["verdict"]
         assert result["model_sha256"] == first["model_sha256"]
-        tags = tracking.tags_of(result["run_id"])
+        tags = tracking.read_tags(result["run_id"])
         assert tags["rekindle.cached.train"] == f"{first['workflow']}/train"
         assert ("rekindle.cached.prepare" in tags) == (result is results[1])
 

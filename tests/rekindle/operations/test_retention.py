@@ -165,7 +165,7 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
 
     # the embedded MLflow frees the space of its database
     with pytest.raises(Exception, match="not found"):
-        tracking.tags_of(str(record))
+        tracking.read_tags(str(record))
 
     files.close()
 
@@ -425,7 +425,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
         {"mlflow"},
     ]
 
-    emptied = tracking.tags_of(tracking.find_run(runs.pipeline, names[0]) or "")
+    emptied = tracking.read_tags(tracking.find_run(runs.pipeline, names[0]) or "")
     assert emptied[tracking.EMPTIED] == "removed"
     assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
@@ -981,7 +981,9 @@ def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
     assert mark.whole
     assert mark.ended is None
     for given in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
-        assert not ownership.is_generated({"name": given, "generateName": f"{runs.pipeline}-"})
+        assert not ownership.has_generated_name(
+            {"name": given, "generateName": f"{runs.pipeline}-"}
+        )
 
 
 def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
@@ -1210,12 +1212,12 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert tracking.find_run(runs.pipeline, reported) == mine[reported]
     assert tracking.find_run(runs.pipeline, unreported) == mine[unreported]
-    assert tracking.tags_of(run_ids[unreported]), (
+    assert tracking.read_tags(run_ids[unreported]), (
         "without a record in the store, none of the two is removed"
     )
 
     with pytest.raises(TrackingError, match="not found"):
-        tracking.tags_of(run_ids[reported])
+        tracking.read_tags(run_ids[reported])
 
 
 def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
@@ -1251,7 +1253,7 @@ def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     assert tracking.find_run(runs.pipeline, name) == record
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(name) == set()
-    assert tracking.tags_of(other)[tracking.WORKFLOW] == name
+    assert tracking.read_tags(other)[tracking.WORKFLOW] == name
 
 
 @pytest.mark.slow
@@ -1291,7 +1293,7 @@ def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
     weeks = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, old)
     # their `prepare`, which writes the mark, was cached before the run
-    runs.store.delete([ownership.key_of(RunName(week)) for week in weeks])
+    runs.store.delete([ownership.mark_key(RunName(week)) for week in weeks])
     for week in weeks:
         report_end(runs, week, backfill="true")
 

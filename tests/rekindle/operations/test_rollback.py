@@ -108,7 +108,7 @@ class Model:
         else:
             serves = ""
 
-        pending = promotion.pending_rollback(self.store, self.name) is not None
+        pending = promotion.read_pending_rollback(self.store, self.name) is not None
         return champion.version if champion else "", serves, pods, pending
 
 

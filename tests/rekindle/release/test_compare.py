@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.release.compare import Comparison, difference
+from rekindle.release.compare import Comparison, compute_difference
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from rekindle.release.compare import Comparison, difference
     ],
 )
 def test_only_numbers_have_a_finite_difference(served: Any, offline: Any, expected: float) -> None:
-    assert difference(served, offline) == difference(offline, served) == expected
+    assert compute_difference(served, offline) == compute_difference(offline, served) == expected
 
 
 def test_the_result_contains_the_worst_instance() -> None:
@@ -43,7 +43,7 @@ def test_the_result_contains_the_worst_instance() -> None:
 def test_a_prediction_that_changes_with_its_neighbours_is_counted() -> None:
     comparison = Comparison(tolerance=0.1)
     request = {"instances": [{"x": 1}, {"x": 2}]}
-    assert comparison.add_single(request, [0.0, 0.5], [0.05, 0.5])
-    assert not comparison.add_single(request, [0.0, 0.5], [0.0, 0.9])
+    assert comparison.add_repetition(request, [0.0, 0.5], [0.05, 0.5])
+    assert not comparison.add_repetition(request, [0.0, 0.5], [0.0, 0.9])
     assert comparison.unstable == 1
     assert comparison.example == '{"x": 2}: alone 0.5, with others 0.9'

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.release.device import describe_numerics, place
+from rekindle.release.device import describe_numerics, move_model
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # an accelerator without memory
@@ -24,14 +24,17 @@ class Devices(torch.nn.Module):
 
 def test_the_inputs_of_a_model_are_copied_to_its_device() -> None:
     inputs = [torch.ones(2), torch.ones(3, device=META)]
-    assert place(Devices(), META)(inputs, mask={"seen": torch.ones(1), "name": "a"}) == ["meta"] * 4
-    assert place(Devices(), CPU)(inputs[:1], mask={"seen": torch.ones(1)}) == ["cpu"] * 3
+    assert (
+        move_model(Devices(), META)(inputs, mask={"seen": torch.ones(1), "name": "a"})
+        == ["meta"] * 4
+    )
+    assert move_model(Devices(), CPU)(inputs[:1], mask={"seen": torch.ones(1)}) == ["cpu"] * 3
 
 
 def test_the_outputs_of_a_model_return_to_the_cpu() -> None:
-    assert place(torch.nn.Linear(2, 1), CPU)(torch.ones(1, 2)).device == CPU
+    assert move_model(torch.nn.Linear(2, 1), CPU)(torch.ones(1, 2)).device == CPU
     with pytest.raises(NotImplementedError, match="copy out of meta tensor"):
-        place(torch.nn.Linear(2, 1), META)(torch.ones(1, 2))
+        move_model(torch.nn.Linear(2, 1), META)(torch.ones(1, 2))
 
 
 def test_the_numerics_of_a_server_include_the_number_of_threads() -> None:

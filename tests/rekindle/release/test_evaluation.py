@@ -23,7 +23,7 @@ from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.compare import read_numerics, read_predictions
-from rekindle.release.evaluation import evaluate, exclude_seen, read_examples
+from rekindle.release.evaluation import evaluate, exclude_seen_rows, read_examples
 from rekindle.release.examples import Examples
 from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
@@ -320,7 +320,7 @@ def test_excluded_rows_are_excluded_from_all_columns(
     rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
     monkeypatch.setattr(lines, "examples", only_unseen(lambda path: iter(rows)))
     facts = dataset_facts(champion)
-    examples, warnings, incomparable = exclude_seen(
+    examples, warnings, incomparable = exclude_seen_rows(
         lines, read_examples(lines, dataset), dataset, facts
     )
     assert examples.instances == [row[0] for row in rows[10:]]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from rekindle.errors import DataError, RekindleError
-from rekindle.release.compare import difference
+from rekindle.release.compare import compute_difference
 from rekindle.release.predictor import open_predictor
 from tests.rekindle.serving import images
 
@@ -64,7 +64,7 @@ def test_a_prediction_does_not_depend_on_its_batch(
         together = predictor.predict(requests(predictor, *sizes))
         assert [len(predictions) for predictions in together] == list(sizes)
         assert (
-            difference(
+            compute_difference(
                 [prediction for predictions in together for prediction in predictions], alone
             )
             <= tolerance

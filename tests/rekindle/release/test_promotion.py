@@ -108,11 +108,13 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(
     assert champion
     assert champion.version == version
     assert champion.deployment == "cards-2"
-    assert promotion.expired_deployments(name, version, keep=3, previous="cards-1") == ["cards-1"]
+    assert promotion.list_expired_deployments(name, version, keep=3, previous="cards-1") == [
+        "cards-1"
+    ]
     second = register()
     previous = promotion.promote(s3, name, second, version, "cards-3")
     assert previous == "cards-2"
-    assert promotion.expired_deployments(name, second, keep=3, previous=previous) == []
+    assert promotion.list_expired_deployments(name, second, keep=3, previous=previous) == []
 
 
 @pytest.mark.fast_cases(1)
@@ -128,13 +130,13 @@ import os, signal, sys
 from rekindle import tracking
 from rekindle.release import promotion
 from rekindle.storage import Store
-def write(store, key, state, etag, original=promotion._write, count=[0]):
+def write(store, key, state, etag, original=promotion._write_promotion, count=[0]):
     count[0] += 1
     done = original(store, key, state, etag)
     if count[0] == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
-promotion._write = write
+promotion._write_promotion = write
 promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 """
 
@@ -175,10 +177,10 @@ def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
     versions = [register() for _ in range(5)]
     for previous, version in zip(["", *versions], versions, strict=False):
         promotion.promote(s3, name, version, previous, f"cards-{version}")
-    assert promotion.expired_deployments(name, versions[-1], keep=2) == [
+    assert promotion.list_expired_deployments(name, versions[-1], keep=2) == [
         f"cards-{version}" for version in versions[:2]
     ]
-    assert promotion.expired_deployments(name, versions[1], keep=2) == []
+    assert promotion.list_expired_deployments(name, versions[1], keep=2) == []
 
 
 @pytest.fixture
@@ -196,19 +198,19 @@ def test_a_rollback_is_recorded_decided_and_removed(
     s3: Store, name: str, versions: list[str]
 ) -> None:
     first, second, _ = versions
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
     rollback = promotion.Rollback(first, "cards-1", second, 3)
-    promotion.begin_rollback(s3, name, rollback)
-    assert promotion.pending_rollback(s3, name) == rollback
+    promotion.record_rollback(s3, name, rollback)
+    assert promotion.read_pending_rollback(s3, name) == rollback
     assert champion(name) == second
 
     with pytest.raises(promotion.ChampionChanged, match=f"another command is changing {name}"):
-        promotion.begin_rollback(s3, name, rollback)
+        promotion.record_rollback(s3, name, rollback)
 
     for _ in range(2):
         promotion.decide_rollback(s3, name, rollback)
         assert champion(name) == first
-        assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
+        assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
 
     assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", (
         "its servers must be stopped"
@@ -216,25 +218,27 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert not promotion.end_rollback(s3, name, rollback, even_if_decided=False), (
         "a decided rollback cannot be cancelled"
     )
-    assert promotion.pending_rollback(s3, name)
+    assert promotion.read_pending_rollback(s3, name)
     assert promotion.end_rollback(s3, name, rollback)
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
     assert promotion.end_rollback(s3, name, rollback)
     promotion.decide_rollback(s3, name, rollback)  # by a command that lost its connection
     assert champion(name) == first
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
 
 
 def test_a_rollback_that_is_not_decided_can_be_cancelled(
     s3: Store, name: str, versions: list[str]
 ) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
-    promotion.begin_rollback(s3, name, rollback)
+    promotion.record_rollback(s3, name, rollback)
     for other in (replace(rollback, version=versions[2]), replace(rollback, champion=versions[2])):
         assert promotion.end_rollback(s3, name, other)
-        assert promotion.pending_rollback(s3, name) == rollback, "it belongs to another command"
+        assert promotion.read_pending_rollback(s3, name) == rollback, (
+            "it belongs to another command"
+        )
     assert promotion.end_rollback(s3, name, rollback, even_if_decided=False)
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
     assert champion(name) == versions[1]
 
 
@@ -242,9 +246,9 @@ def test_a_rollback_can_restart_the_servers_of_the_champion(
     s3: Store, name: str, versions: list[str]
 ) -> None:
     rollback = promotion.Rollback(versions[1], "cards-2", versions[1], 0)
-    promotion.begin_rollback(s3, name, rollback)
+    promotion.record_rollback(s3, name, rollback)
     promotion.decide_rollback(s3, name, rollback)
-    assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
+    assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
     assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", (
         "no other Deployment served"
     )
@@ -255,9 +259,9 @@ def test_a_promotion_overrides_a_rollback_that_is_not_decided(
 ) -> None:
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
-    promotion.begin_rollback(s3, name, rollback)
+    promotion.record_rollback(s3, name, rollback)
     assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
     with pytest.raises(
         promotion.ChampionChanged, match=f"cancelled: by now the champion is version {third}."
     ):
@@ -268,7 +272,7 @@ def test_a_promotion_overrides_a_rollback_that_is_not_decided(
 def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
-    promotion.begin_rollback(s3, name, rollback)
+    promotion.record_rollback(s3, name, rollback)
 
     for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
         with pytest.raises(
@@ -283,7 +287,7 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
     ):
         promotion.promote(s3, name, third, second, "cards-3")
 
-    assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
+    assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
     tracking.record_champion(name, third, "cards-3")  # by hand
     with pytest.raises(promotion.ChampionChanged):
         promotion.decide_rollback(s3, name, rollback)
@@ -295,7 +299,7 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(
     s3: Store, name: str, versions: list[str]
 ) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
-    promotion.begin_rollback(s3, name, rollback)
+    promotion.record_rollback(s3, name, rollback)
     tracking.record_champion(name, versions[2], "cards-3")
     with pytest.raises(promotion.ChampionChanged):
         promotion.decide_rollback(s3, name, rollback)
@@ -351,11 +355,11 @@ def test_a_release_retains_the_newest_deployments(
 ) -> None:
     _, second, third = versions
     promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
-    assert promotion.expired_deployments(name, third, keep=1) == ["cards-1"]
-    assert promotion.running_deployments(name, third, keep=1) == ["cards-2"]
-    assert promotion.expired_deployments(name, third, keep=2) == []
-    assert promotion.running_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
-    assert promotion.running_deployments(name, second, 1, previous="cards-9") == [
+    assert promotion.list_expired_deployments(name, third, keep=1) == ["cards-1"]
+    assert promotion.list_running_deployments(name, third, keep=1) == ["cards-2"]
+    assert promotion.list_expired_deployments(name, third, keep=2) == []
+    assert promotion.list_running_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
+    assert promotion.list_running_deployments(name, second, 1, previous="cards-9") == [
         "cards-9",
         "cards-1",
         "cards-2",
@@ -364,12 +368,12 @@ def test_a_release_retains_the_newest_deployments(
 
 def test_a_write_succeeds_although_its_answer_was_lost(s3: Store, name: str) -> None:
     key = f"releases/{name}/promotion.json"
-    assert promotion._write(s3, key, {"version": "1"}, None)
-    assert promotion._write(s3, key, {"version": "1"}, None)
-    assert not promotion._write(s3, key, {"version": "2"}, None)
+    assert promotion._write_promotion(s3, key, {"version": "1"}, None)
+    assert promotion._write_promotion(s3, key, {"version": "1"}, None)
+    assert not promotion._write_promotion(s3, key, {"version": "2"}, None)
     _, etag = s3.get_with_etag(key)
-    assert promotion._write(s3, key, {"version": "2"}, etag)
-    assert not promotion._write(s3, key, {"version": "3"}, etag)
+    assert promotion._write_promotion(s3, key, {"version": "2"}, etag)
+    assert not promotion._write_promotion(s3, key, {"version": "3"}, etag)
 
 
 def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(
@@ -393,11 +397,11 @@ def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(
             raise answer
         return answer
 
-    assert promotion.retry(call, deadline=102.0) == "yes"
+    assert promotion.retry_while_unavailable(call, deadline=102.0) == "yes"
     assert now == [102.0]
     answers = [StorageError("s3 is unavailable")] * 9
     with pytest.raises(StorageError):
-        promotion.retry(call, deadline=104.0)
+        promotion.retry_while_unavailable(call, deadline=104.0)
 
     assert now == [105.0]
     assert len(answers) == 5
@@ -415,7 +419,7 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
     monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
-    assert promotion.pending_rollback(s3, name) is None
+    assert promotion.read_pending_rollback(s3, name) is None
     assert champion(name) == version
     assert now == [pytest.approx(102.0, abs=0.06)]
     assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
@@ -433,5 +437,5 @@ def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     # a retry of the step finishes it
     assert promotion.promote(s3, name, first, "", "cards-1") == ""
     assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
-    promotion._finish(s3, name, key, state, etag)
+    promotion._finish_promotion(s3, name, key, state, etag)
     assert champion(name) == second

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rekindle.release.pyfunc import Model, type_of
+from rekindle.release.pyfunc import Model, describe_type
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from rekindle.release.pyfunc import Model, type_of
 def test_the_signature_has_the_type_of_a_prediction(prediction: Any, text: str) -> None:
     from mlflow.types import Schema
 
-    schema = Schema.from_json(json.dumps([{**type_of(prediction), "required": True}]))
+    schema = Schema.from_json(json.dumps([{**describe_type(prediction), "required": True}]))
     assert str(schema) == f"[{text}]"
 
 

@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.errors import DataError
 from rekindle.release import promotion
 from rekindle.release.model_client import ModelClient
-from rekindle.release.watch.drift import count_from_now
+from rekindle.release.watch.drift import reset_counts
 from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store
 from steps.monitoring import drift, notify
@@ -114,7 +114,7 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
     client.predict({"instances": ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
     model.server.predict(*ids(300, 100, 199))  # copies of requests, as for a shadow
-    count_from_now(s3, model.name, about["version"])
+    reset_counts(s3, model.name, about["version"])
     model.server.predict(*ids(250))
     outcome = check_drift(model)
     assert outcome.verdict == "steady"

@@ -71,7 +71,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
         week = weeks.run(day)
         assert "does not contain rows after 2024-04-09T00:00:00+00:00" in week.unchanged
         assert week.unchanged.endswith(": this run trains nothing.")
-        tags = tracking.tags_of(week.run_id)
+        tags = tracking.read_tags(week.run_id)
         assert tags["verdict"] == "same"
         assert tags["reason"] == week.unchanged
         assert "the run for 2024-04-15 had 1,000." in week.warnings[0], (
@@ -83,7 +83,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
 
     newer = weeks.run("2024-05-06")
     assert newer.unchanged == ""
-    assert "verdict" not in tracking.tags_of(newer.run_id)
+    assert "verdict" not in tracking.read_tags(newer.run_id)
 
 
 @pytest.mark.fast_cases(1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.cache.entries import Entry
-from rekindle.release.retention.decision import Listing, Release, Removal, Run, decide
+from rekindle.release.retention.decision import Listing, Release, Removal, Run, choose_removals
 from rekindle.release.serve_config import RetentionConfig
 
 NOW = 1e9
@@ -37,7 +37,9 @@ class World:
         )
 
     def decide(self, limits: dict[str, RetentionConfig]) -> Removal:
-        return decide(self.listing(), limits, NOW, lambda release: self.inputs[release.prefix])
+        return choose_removals(
+            self.listing(), limits, NOW, lambda release: self.inputs[release.prefix]
+        )
 
     def apply(self, removal: Removal) -> Iterator[None]:
         """Change one part after the other, in the order of removal.py."""

@@ -11,11 +11,11 @@ import pytest
 from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.canary import CHECKS
 from rekindle.release.watch.judgement import (
-    errors_p_value,
+    bound_shift_p_value,
+    compute_errors_p_value,
+    compute_ks_distance,
+    compute_quantile,
     find_breach,
-    ks_distance,
-    quantile,
-    shift_p_value,
 )
 from rekindle.release.watch.scores import EDGES
 from rekindle.release.watch.scrape import Buckets, VersionStats
@@ -100,24 +100,29 @@ def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
 def test_the_false_alarm_rates_are_as_promised() -> None:
     draw = np.random.default_rng(1)
     errors = [
-        errors_p_value(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000)
+        compute_errors_p_value(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000)
         for _ in range(2000)
     ]
     assert 0.01 < np.mean(np.array(errors) <= 0.05) <= 0.06
-    assert errors_p_value(5, 500, 0, 4500) == pytest.approx(0.1**5, rel=0.1)  # scipy: 9.8e-6
+    assert compute_errors_p_value(5, 500, 0, 4500) == pytest.approx(
+        0.1**5, rel=0.1
+    )  # scipy: 9.8e-6
     bounds = tuple(np.linspace(0.01, 0.99, 99))
     pairs = [
         (buckets(draw.random(400), bounds), buckets(draw.random(900), bounds)) for _ in range(1000)
     ]
     assert (
-        np.mean([shift_p_value(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
+        np.mean(
+            [bound_shift_p_value(compute_ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]
+        )
+        <= 0.06
     )
 
 
 def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
-        assert quantile(buckets(values, SECONDS), q) == pytest.approx(
+        assert compute_quantile(buckets(values, SECONDS), q) == pytest.approx(
             np.quantile(values, q), rel=0.05
         )
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rekindle.release.watch.drift import compute_shifts, select_drifted
-from rekindle.release.watch.psi import chi_squared, merge_buckets, shift
+from rekindle.release.watch.psi import chi_squared_quantile, compute_shift, merge_buckets
 from rekindle.release.watch.scores import count_numbers
 
 
@@ -13,9 +13,9 @@ def buckets(values: "np.ndarray") -> list[int]:
 
 
 def test_the_psi_follows_its_formula() -> None:
-    result = shift([500, 500], [800, 200])
+    result = compute_shift([500, 500], [800, 200])
     assert result.psi == pytest.approx(0.3 * np.log(0.8 / 0.5) + 0.3 * np.log(0.5 / 0.2), rel=0.01)
-    assert shift([500, 500], [500, 500]).psi == 0
+    assert compute_shift([500, 500], [500, 500]).psi == 0
 
 
 def test_small_buckets_are_merged_and_a_large_bucket_is_not() -> None:
@@ -25,13 +25,13 @@ def test_small_buckets_are_merged_and_a_large_bucket_is_not() -> None:
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(3, 16.27), (9, 27.88), (12, 32.91)])
 def test_chi_squared_quantiles_agree_with_published_tables(degrees: int, quantile: float) -> None:
-    assert chi_squared(degrees) == pytest.approx(quantile, rel=0.02)
+    assert chi_squared_quantile(degrees) == pytest.approx(quantile, rel=0.02)
 
 
 def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant() -> None:
     rng = np.random.default_rng(0)
     reference = buckets(rng.normal(size=2000))
-    checks = [shift(reference, buckets(rng.normal(size=500))) for _ in range(200)]
+    checks = [compute_shift(reference, buckets(rng.normal(size=500))) for _ in range(200)]
     assert sum(check.psi > check.chance for check in checks) <= 2
     assert max(check.psi for check in checks) < 0.25
 
@@ -41,19 +41,23 @@ def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant()
 )
 def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> None:
     rng = np.random.default_rng(1)
-    result = shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
+    result = compute_shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
     assert result.psi > max(0.25, result.chance)
 
 
 def test_missing_values_are_a_group_of_their_own() -> None:
     tenths = [100] * 9
     # the values of the last group are missing
-    swapped = shift([*tenths, 100], [*tenths, 0], (0, 100))
+    swapped = compute_shift([*tenths, 100], [*tenths, 0], (0, 100))
     assert swapped.psi > max(0.25, swapped.chance)
-    rare = shift([*tenths, 90], [*tenths, 0], (10, 100))  # the last group has less than a tenth
+    rare = compute_shift(
+        [*tenths, 90], [*tenths, 0], (10, 100)
+    )  # the last group has less than a tenth
     assert rare.psi > max(0.25, rare.chance)
-    assert shift([*tenths, 90], [*tenths, 90], (10, 10)).psi == 0
-    single = shift([*tenths, 100], [*tenths, 99], (0, 1))  # a reference without missing values
+    assert compute_shift([*tenths, 90], [*tenths, 90], (10, 10)).psi == 0
+    single = compute_shift(
+        [*tenths, 100], [*tenths, 99], (0, 1)
+    )  # a reference without missing values
     assert single.psi < single.chance
 
 

@@ -2,20 +2,26 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rekindle.release.watch.scores import EDGES, MAX_OUTPUTS, Histograms, count_numbers, numbers
+from rekindle.release.watch.scores import (
+    EDGES,
+    MAX_OUTPUTS,
+    Histograms,
+    count_numbers,
+    list_numbers,
+)
 
 
 def test_numbers_are_counted_in_predictions_of_every_form() -> None:
     digit = {"digit": 7, "probabilities": [0.25, 0.75], "sure": True}
     names = ["digit", "probabilities.0", "probabilities.1", "sure"]
-    assert list(numbers(digit)) == list(zip(names, [7.0, 0.25, 0.75, 1.0], strict=True))
-    assert list(numbers(-3.5)) == [("prediction", -3.5)]
-    (_, length), (name, hashed) = numbers("cat")
+    assert list(list_numbers(digit)) == list(zip(names, [7.0, 0.25, 0.75, 1.0], strict=True))
+    assert list(list_numbers(-3.5)) == [("prediction", -3.5)]
+    (_, length), (name, hashed) = list_numbers("cat")
     assert length == 3.0
     assert name == "prediction.hash"
     assert 0 <= hashed < 1
-    assert list(numbers(None)) == []
-    assert list(numbers(10**400)) == [("prediction", 1e300)]
+    assert list(list_numbers(None)) == []
+    assert list(list_numbers(10**400)) == [("prediction", 1e300)]
     assert (
         len(count_numbers([list(range(1000)), {str(key): key for key in range(1000)}]))
         == MAX_OUTPUTS

@@ -8,7 +8,7 @@ import pytest
 from rekindle.errors import RekindleError
 from rekindle.release.watch import scrape as module
 from rekindle.release.watch.scores import SCORE_METRIC
-from rekindle.release.watch.scrape import Watch, increments, scrape
+from rekindle.release.watch.scrape import ServerWatch, scrape, subtract_counts
 from tests.http_server import Answer, HttpServer, Request
 
 
@@ -57,7 +57,7 @@ def test_the_increments_of_all_servers_are_added() -> None:
         "b since 2": counts(2, 1, 1),
         "c since 3": counts(1, 0, 1),
     }
-    assert increments(now, earlier) == counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
+    assert subtract_counts(now, earlier) == counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
 
 
 def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
@@ -77,7 +77,7 @@ def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) ->
             else {"127.0.0.1": page(one)}
         )
         now = scrape(pods.endpoint, "7", seen)
-        rows.append(increments(now, seen)["rows"])
+        rows.append(subtract_counts(now, seen)["rows"])
         seen = now
     assert rows == [4, 1, 1 + 4]
 
@@ -86,7 +86,7 @@ def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scr
     pods: Pods,
 ) -> None:
     pods.pages = {"127.0.0.1": page(5)}
-    watch = Watch(pods.endpoint)
+    watch = ServerWatch(pods.endpoint)
     pods.pages = {"127.0.0.1": page(6), "127.0.0.2": page(6000)}
     watch.scrape()
     pods.pages = {"127.0.0.1": page(8), "127.0.0.2": page(6001)}
@@ -95,7 +95,7 @@ def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scr
 
 def test_all_requests_of_a_server_that_starts_during_the_watch_count(pods: Pods) -> None:
     pods.pages = {"127.0.0.1": page(5)}
-    watch = Watch(pods.endpoint)
+    watch = ServerWatch(pods.endpoint)
     pods.pages["127.0.0.2"] = page(7, watch.start_time + 1)
     stats = watch.scrape()["", "7"]
     assert stats.requests == 7
@@ -104,7 +104,7 @@ def test_all_requests_of_a_server_that_starts_during_the_watch_count(pods: Pods)
 
 def test_a_restart_is_noticed_after_a_scrape_of_the_loading_server(pods: Pods) -> None:
     pods.pages = {"127.0.0.1": page(5)}
-    watch = Watch(pods.endpoint)
+    watch = ServerWatch(pods.endpoint)
     pods.pages = {"127.0.0.1": "process_start_time_seconds 2\n"}
     watch.scrape()
     pods.pages = {"127.0.0.1": page(1, 2)}
@@ -134,7 +134,7 @@ def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
     pods.pages = {"127.0.0.1": f"{page(5)}{line}\n"}
     with pytest.raises(RekindleError, match="is the model deployed"):
         scrape(pods.endpoint, "7", {})
-    assert not Watch(pods.endpoint).scrape()
+    assert not ServerWatch(pods.endpoint).scrape()
     assert "127.0.0.1" in capsys.readouterr().err
 
 

@@ -208,7 +208,7 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
                 f" ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}"
             )
             if code == 0 or (
-                stdout and promotion.pending_rollback(cluster.store, cluster.name) is None
+                stdout and promotion.read_pending_rollback(cluster.store, cluster.name) is None
             ):
                 break  # the rollback has reported its success, and nothing is left to finish
 

@@ -54,7 +54,7 @@ def test_the_last_evaluation_decides_about_the_promotion(
         assert code == 0
         code, result = run(cluster.home, config, quality=0.7, rival=0.6)
         champion = tracking.champion(name)
-        tags = tracking.tags_of(result["run_id"])
+        tags = tracking.read_tags(result["run_id"])
         assert champion
         assert code == 0
         assert result["verdict"] == "release"
@@ -67,7 +67,7 @@ def test_the_last_evaluation_decides_about_the_promotion(
 
         code, result = run(cluster.home, config, quality=0.8, rival=0.9)
         champion = tracking.champion(name)
-        tags = tracking.tags_of(result["run_id"])
+        tags = tracking.read_tags(result["run_id"])
 
         assert champion
         assert code == 3
