@@ -19,12 +19,14 @@ from pydantic import Field, field_validator
 from argolocal.common import causes
 from argolocal.common.wording import visible
 from rekindle.errors import innermost, say, without_user
+from rekindle.release.watch.time_limit import call_within
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 SECRET = "rekindle-notify"  # name of the Secret with the webhook's address, on a cluster
 URL = "NOTIFY_URL"  # environment variable with the webhook's address, and key in the Secret
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
+TOTAL_TIMEOUT_S = 150  # time limit of all attempts, with their pauses
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # number of bytes to read of the answer of a refusal
 MAX_SHOWN_CHARACTERS = 200
@@ -123,7 +125,12 @@ def deliver(
         remedy = f"Set it to the webhook's address, on a cluster in the Secret {SECRET}."
         return Delivery(sent=False, problem=f"notification not sent: {URL} is not set. {remedy}")
 
-    problem = _post(url, message.body(config.format), attempts)
+    body = message.body(config.format)
+    try:
+        problem = call_within(TOTAL_TIMEOUT_S, lambda: _post(url, body, attempts))
+    except TimeoutError as error:
+        problem = f"answers too slowly ({error}). Correct {URL} if this persists."
+
     if problem:
         return Delivery(
             sent=False, problem=f"notification not sent: the webhook at {_host(url)} {problem}"
