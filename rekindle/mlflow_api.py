@@ -3,7 +3,7 @@ remedy."""
 
 import os
 import re
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -143,13 +143,27 @@ def _configured_session() -> "requests.Session":
     return _session(retries, token)
 
 
+def _add_token(token: str, request: "requests.PreparedRequest") -> "requests.PreparedRequest":
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
+
+
 @cache
 def _session(attempts: int, token: str) -> "requests.Session":
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    session = requests.Session()
+    class Session(requests.Session):
+        def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
+            """Send the login only to the server that it is for, also after a redirect.
+
+            The method of `requests` replaces the login by one of ~/.netrc.
+            """
+            if self.should_strip_auth(response.request.url, prepared_request.url):
+                prepared_request.headers.pop("Authorization", None)
+
+    session = Session()
     retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
 
     retry = Retry(
@@ -164,7 +178,8 @@ def _session(attempts: int, token: str) -> "requests.Session":
         session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     if token:
-        session.headers["authorization"] = f"Bearer {token}"
+        # as a header of the session, a login of ~/.netrc would replace it
+        session.auth = partial(_add_token, token)
     elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
         # `requests` sends Latin-1, and servers expect UTF-8 (RFC 7617)

@@ -1,6 +1,7 @@
 """MLflow has one run per workflow and one version per release, even if a step is retried."""
 
 import uuid
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rekindle import tracking
+from rekindle import mlflow_api, tracking
 from rekindle.errors import TrackingError
 from rekindle.names import InvalidName
 from tests.http_server import Answer, HttpServer
@@ -188,6 +189,50 @@ def test_the_error_quotes_the_answer_of_another_server(
             tracking.champion("x")
 
     assert message in str(raised.value)
+
+
+REDIRECTS = ["127.0.0.1", "127.0.0.1", "localhost"]
+
+
+@pytest.mark.parametrize("login", [{"TOKEN": "ours"}, {"USERNAME": "ours", "PASSWORD": "ours"}])
+def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
+    login: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append(self.headers["Authorization"])
+            is_last = len(received) == len(REDIRECTS)
+            self.send_response(200 if is_last else 307)
+            if not is_last:
+                host = REDIRECTS[len(received)]
+                self.send_header("Location", f"http://{host}:{server.server_port}/next")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login other password other\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("TOKEN", "USERNAME", "PASSWORD"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    for name, value in login.items():
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        # the session is kept between requests of the same settings
+        mlflow_api._session.cache_clear()
+        mlflow_api.request("GET", "mlflow/experiments/search")
+        server.shutdown()
+
+    basic = "Basic " + b64encode(b"ours:ours").decode()
+    ours = "Bearer ours" if "TOKEN" in login else basic
+    assert received == [ours, ours, None]
 
 
 @pytest.fixture

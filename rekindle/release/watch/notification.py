@@ -20,10 +20,12 @@ from argolocal.common import causes
 from argolocal.common.wording import visible
 from rekindle.errors import innermost, say, without_user
 from rekindle.kubernetes_names import NOTIFY_SECRET, NOTIFY_URL
+from rekindle.release.watch.time_limit import call_within
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
+TOTAL_TIMEOUT_S = 150  # time limit of all attempts, with their pauses
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
@@ -124,7 +126,12 @@ def deliver(
             sent=False, problem=f"notification not sent: {NOTIFY_URL} is not set. {remedy}"
         )
 
-    problem = _post_with_retries(url, message.body(config.format), attempts)
+    body = message.body(config.format)
+    try:
+        problem = call_within(TOTAL_TIMEOUT_S, lambda: _post_with_retries(url, body, attempts))
+    except TimeoutError as error:
+        problem = f"answers too slowly ({error}). Correct {NOTIFY_URL} if this persists."
+
     if problem:
         return Delivery(
             sent=False,

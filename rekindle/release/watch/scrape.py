@@ -19,8 +19,11 @@ from rekindle.errors import RekindleError, say
 from rekindle.release.model_client import resolve
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
+from rekindle.release.watch.time_limit import call_within
 
 MAX_PAGE_BYTES = 64 << 20
+TIMEOUT_S = 10  # time limit to connect, and to wait for further bytes
+TOTAL_TIMEOUT_S = 30
 # upper bound → number of values up to it (cumulative, as in Prometheus)
 Buckets = dict[float, float]
 Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features": histograms by name
@@ -169,13 +172,17 @@ def read(*endpoints: str) -> dict[str, Answer | str]:
 
 def _read(url: str) -> Answer | str:
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # an address in the pipeline
-            data = answer.read(MAX_PAGE_BYTES + 1)
-            if len(data) > MAX_PAGE_BYTES:
-                raise ValueError(f"it has more than {MAX_PAGE_BYTES:,} bytes")
-            return parse_metrics(data.decode())
+        data = call_within(TOTAL_TIMEOUT_S, lambda: _fetch(f"{url}/metrics"))
+        if len(data) > MAX_PAGE_BYTES:
+            raise ValueError(f"it has more than {MAX_PAGE_BYTES:,} bytes")
+        return parse_metrics(data.decode())
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{url}/metrics cannot be read ({error})"
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # nosec B310  # an address in the pipeline
+        return answer.read(MAX_PAGE_BYTES + 1)
 
 
 def addresses(endpoint: str) -> Iterable[str]:

@@ -140,7 +140,8 @@ def test_an_endless_head_is_rejected(server: Running, start: bytes, piece: bytes
         with suppress(ConnectionError):  # the server may have closed the connection
             for _ in range(12):
                 client.sendall(piece * (2048 // len(piece)))
-        [(status, headers, body)] = receive(client)
+        # a connection that is closed before the last piece was read is reset after the answer
+        [(status, headers, body)] = receive(client, 1)
     assert status == 431
     assert headers["connection"] == "close"
     assert "larger than 16,384" in json.loads(body)["error"]

@@ -2,10 +2,13 @@
 
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from rekindle.release.watch import notification as notify
+from rekindle.release.watch import scrape
 from rekindle.release.watch.notification import Message, NotifyConfig, send
 from tests.rekindle.hook import SECRET, Hook
 from tests.waiting import until
@@ -86,6 +89,44 @@ def test_a_webhook_that_never_answers_times_out(
 
 
 @pytest.mark.slow
+@contextmanager
+def slow_server(sent: threading.Event) -> Iterator[str]:
+    """Answer a request byte by byte, without an end, until `sent` is set; yield the address."""
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nA: ")
+            while not sent.wait(0.05):
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            sent.set()
+            thread.join()
+
+
+def test_a_server_that_answers_byte_by_byte_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notify, "TOTAL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(scrape, "TOTAL_TIMEOUT_S", 0.5)
+    with slow_server(threading.Event()) as url:
+        assert not send(MESSAGE, SLACK, 1, environ={"NOTIFY_URL": f"{url}{SECRET}"})
+    stderr = capsys.readouterr().err
+    assert "127.0.0.1 answers too slowly (it took more than 0.5 s)" in stderr
+    assert SECRET not in stderr
+
+    with slow_server(threading.Event()) as url:
+        monkeypatch.setenv("MODEL_SERVICE_ENDPOINTS", url.removeprefix("http://").partition(":")[0])
+        (answer,) = scrape.read(f"http://model:{url.rpartition(':')[2]}").values()
+    assert isinstance(answer, str) and "it took more than 0.5 s" in answer
+
+
 def test_a_closed_connection_is_retried() -> None:
     with Hook() as server:
         server.silent.set()

@@ -1,0 +1,32 @@
+"""A limit on the total time of a request: the timeouts of HTTP clients start again with each byte
+of the answer."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Return `call()`. Raises TimeoutError after `seconds`.
+
+    The thread of a call that takes longer ends with this process.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return result.result(seconds)
+    except FutureTimeout:
+        if result.done():
+            raise
+        raise TimeoutError(f"it took more than {seconds:g} s") from None
