@@ -15,7 +15,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 from argolocal.common import program
 from argolocal.common.environment import remove_secrets
@@ -209,7 +208,7 @@ class Deployments(Controller):
 
         return [obj["metadata"]["name"] for obj in objects]
 
-    def overview(self) -> list[dict[str, Any]]:
+    def overview(self) -> list[Object]:
         """Return a dict for each Deployment: its kind, name, address, `running`, and the number of
         its ready pods."""
         services = [

@@ -34,9 +34,7 @@ WORKFLOW_TEMPLATES = {
 }
 
 
-def merge_template_ref(
-    spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()
-) -> dict[str, Any]:
+def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] = ()) -> Object:
     """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
     `late_parameters`: names of the parameters that get a value later.
@@ -77,7 +75,7 @@ def merge_template_ref(
     return merged_spec
 
 
-def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
+def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> None:
     """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a
     value.
 
@@ -98,9 +96,7 @@ def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None
             )
 
 
-def store_templates(
-    workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
-) -> Object:
+def store_templates(workflow: Object, find: Find, check: Callable[[Object, str], Any]) -> Object:
     """Return the workflow with all referenced templates in `storedTemplates`. Calls `check` for
     each referenced spec.
 
@@ -147,7 +143,7 @@ def store_templates(
     return workflow
 
 
-def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
+def fill_from_config_maps(spec: Object, find: Find) -> None:
     """Set the values of the parameters whose values are in ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
@@ -192,7 +188,7 @@ def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
             parameter["value"] = value
 
 
-def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
+def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
     """Yield path, kind, name and key of the objects that a spec's pods require, unless the name has
     tags."""
     sources: list[tuple[Any, str]] = [
@@ -240,7 +236,7 @@ def _referenced_objects(value: Any, path: str) -> Iterator[tuple[str, str, str, 
             yield from _referenced_objects(item, f"{path}.{key}")
 
 
-def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
+def _load_template(reference: Object, path: str, find: Find) -> Object:
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
     name = reference.get("name")
     if "{{" in str(name):
@@ -313,7 +309,7 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
-def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
+def qualify(spec: Object, scope: str, path: str, waiting: list[Any]) -> None:
     """Write the full template names into `spec`, and append its references to other objects to
     `waiting`."""
     for holder, where in callers(spec, path):
@@ -328,7 +324,7 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
             holder["onExit"] = f"{scope}/{holder['onExit']}"
 
 
-def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
     """Yield every step, task and hook with its path."""
     for name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{name}"
@@ -341,7 +337,7 @@ def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
             )
 
 
-def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+def all_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
     """Return every template, including inline templates, with its path."""
     templates = [
         (template, f"{path}.templates[{i}]")
@@ -356,7 +352,7 @@ def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any],
     return templates
 
 
-def _tasks(template: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _tasks(template: Object, path: str) -> Iterator[tuple[Object, str]]:
     for index, task in enumerate((template.get("dag") or {}).get("tasks") or []):
         yield task, f"{path}.dag.tasks[{index}]"
     for number, group in enumerate(template.get("steps") or []):

@@ -7,7 +7,7 @@ check_images(template, where, cluster)     # when the pod starts and parameters 
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from argolocal.common import object_names
@@ -19,7 +19,7 @@ from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
 
-def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Data]]:
+def containers_of(template: Data) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
@@ -39,7 +39,7 @@ def port_number(container: Data, port: int | str) -> int:
     return int(numbers.get(port, port))
 
 
-def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check(template: Data, where: str, cluster: Any) -> None:
     """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
@@ -48,7 +48,7 @@ def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
         _check_resources(container, f"{where}.{path}.resources")
 
 
-def check_names(template: Mapping[str, Any], pod: str) -> None:
+def check_names(template: Data, pod: str) -> None:
     """Raise ConfigError for a name in a pod that the API server rejects; tags may have computed the
     names."""
     where = f'Pod "{pod}" is invalid'
@@ -70,7 +70,7 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
             object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
-def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check_images(template: Data, where: str, cluster: Any) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine: images are not
     pulled."""
     for path, container in containers_of(template):
