@@ -18,7 +18,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 from argolocal.common import program
 from argolocal.common.environment import remove_secrets
@@ -217,7 +216,7 @@ class Deployments(Controller):
 
         return [obj["metadata"]["name"] for obj in objects]
 
-    def overview(self) -> list[dict[str, Any]]:
+    def overview(self) -> list[Object]:
         """Return a dict with kind, name, address, `running` and number of ready pods for each
         Deployment."""
         services = [

@@ -36,9 +36,7 @@ WORKFLOW_TEMPLATES = {
 }
 
 
-def merge_template_ref(
-    spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()
-) -> dict[str, Any]:
+def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] = ()) -> Object:
     """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
     `late_parameters`: names of the parameters whose values are set later.
@@ -79,7 +77,7 @@ def merge_template_ref(
     return merged_spec
 
 
-def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
+def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> None:
     """Raise ConfigError for an input of the exit handler that has no value and is not in
     `passed_names`.
 
@@ -99,9 +97,7 @@ def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None
             )
 
 
-def store_templates(
-    workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
-) -> Object:
+def store_templates(workflow: Object, find: Find, check: Callable[[Object, str], Any]) -> Object:
     """Return the workflow with all referenced templates in `storedTemplates`. Call `check` for each
     referenced spec.
 
@@ -148,7 +144,7 @@ def store_templates(
     return workflow
 
 
-def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
+def fill_from_config_maps(spec: Object, find: Find) -> None:
     """Set the values of the parameters that refer to ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
@@ -193,7 +189,7 @@ def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
             parameter["value"] = value
 
 
-def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
+def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
     """Yield path, kind, name and key of the objects that a spec's pods require. Names with tags are
     skipped."""
     sources: list[tuple[object, str]] = [
@@ -241,7 +237,7 @@ def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, st
             yield from _referenced_objects(item, f"{path}.{key}")
 
 
-def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
+def _load_template(reference: Object, path: str, find: Find) -> Object:
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
     name = reference.get("name")
     if "{{" in str(name):
@@ -314,9 +310,7 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
-def qualify_names(
-    spec: dict[str, Any], scope: str, path: str, pending_references: list[Any]
-) -> None:
+def qualify_names(spec: Object, scope: str, path: str, pending_references: list[Any]) -> None:
     """Write the full template names into `spec`, and append its references to other objects to
     `pending_references`."""
     for holder, where in callers(spec, path):
@@ -331,7 +325,7 @@ def qualify_names(
             holder["onExit"] = f"{scope}/{holder['onExit']}"
 
 
-def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
     """Yield every step, task and hook with its path."""
     for name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{name}"
@@ -344,7 +338,7 @@ def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
             )
 
 
-def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+def all_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
     """Return every template, including inline templates, with its path."""
     templates = [
         (template, f"{path}.templates[{i}]")
@@ -359,7 +353,7 @@ def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any],
     return templates
 
 
-def _tasks(template: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _tasks(template: Object, path: str) -> Iterator[tuple[Object, str]]:
     for index, task in enumerate((template.get("dag") or {}).get("tasks") or []):
         yield task, f"{path}.dag.tasks[{index}]"
     for number, group in enumerate(template.get("steps") or []):

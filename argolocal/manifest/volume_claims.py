@@ -4,7 +4,6 @@ volumeClaimTemplates.
 Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from argolocal.manifest.types import Data
@@ -13,7 +12,7 @@ CONTAINERS = ("initContainers", "sidecars")
 GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
 
-def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+def mounts(template: Data) -> list[dict[str, Any]]:
     """Return the volumeMounts of all containers of a template."""
     group = template.get("containerSet") or {}
     containers = [
@@ -24,9 +23,7 @@ def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [mount for holder in (group, *containers) for mount in holder.get("volumeMounts") or []]
 
 
-def mounted_volumes(
-    spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]
-) -> list[Data]:
+def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
     """Return the volumes that a template mounts, out of the template's volumes, the workflow's
     volumes and its claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
@@ -38,7 +35,7 @@ def mounted_volumes(
     ]
 
 
-def claims(workflow: Mapping[str, Any]) -> list[Data]:
+def claims(workflow: Data) -> list[Data]:
     """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
     names = [
         claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []
@@ -49,7 +46,7 @@ def claims(workflow: Mapping[str, Any]) -> list[Data]:
     ]
 
 
-def keeps_volume_claims(spec: Mapping[str, Any], phase: str) -> bool:
+def keeps_volume_claims(spec: Data, phase: str) -> bool:
     """Return True if a workflow that ended in `phase` does not delete its claims."""
     strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
     return strategy == GC_STRATEGIES[0] and phase != "Succeeded"

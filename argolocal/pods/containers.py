@@ -7,7 +7,7 @@ supports them.
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from argolocal.common import object_names
@@ -20,7 +20,7 @@ from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
 
-def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Data]]:
+def containers_of(template: Data) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
@@ -40,7 +40,7 @@ def port_number(container: Data, port: int | str) -> int:
     return int(numbers.get(port, port))
 
 
-def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
+def check(template: Data, where: str, cluster: Cluster) -> None:
     """Raise ConfigError for a container that has no image or command, or that Kubernetes
     rejects."""
     for path, container in containers_of(template):
@@ -50,7 +50,7 @@ def check(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
         _check_resources(container, f"{where}.{path}.resources")
 
 
-def check_names(template: Mapping[str, Any], pod: str) -> None:
+def check_names(template: Data, pod: str) -> None:
     """Raise ConfigError for a name in a pod that the API server rejects. Called when the pod
     starts, because names may contain tags."""
     where = f'Pod "{pod}" is invalid'
@@ -72,7 +72,7 @@ def check_names(template: Mapping[str, Any], pod: str) -> None:
             object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
 
 
-def check_images(template: Mapping[str, Any], where: str, cluster: Cluster) -> None:
+def check_images(template: Data, where: str, cluster: Cluster) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine."""
     for path, container in containers_of(template):
         image = str(container.get("image"))

@@ -104,7 +104,7 @@ def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) ->
 
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory],
-    mounts: list[Mapping[str, Any]],
+    mounts: list[Data],
     expand: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
     """Return (source, mount path, read only) of a container's volume mounts. `expand` evaluates a
@@ -178,7 +178,7 @@ def _files(
 
 
 def _object_files(
-    kind: str, source: Mapping[str, Any], volume: str, cluster: Cluster
+    kind: str, source: Data, volume: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
     name = source.get("secretName") or source["name"]
     kind = "ConfigMap" if kind == "configMap" else "Secret"
@@ -217,7 +217,7 @@ def check_without_mounts(volumes: list[Data], pod: str) -> None:
             )
 
 
-def check_pod(spec: Mapping[str, Any], where: str) -> None:
+def check_pod(spec: Data, where: str) -> None:
     """Raise ConfigError for a volume or mount of a PodSpec that is invalid or not supported
     here."""
     _check_volumes(spec, where)
@@ -230,7 +230,7 @@ def check_pod(spec: Mapping[str, Any], where: str) -> None:
             _check_mount(mount, names, f"{where}.{container.get('name')}")
 
 
-def _check_volumes(owner: Mapping[str, Any], where: str) -> None:
+def _check_volumes(owner: Data, where: str) -> None:
     for index, volume in enumerate(owner.get("volumes") or []):
         kinds = [key for key in volume if key != "name" and volume[key] is not None]
         if len(kinds) != 1:
@@ -240,7 +240,7 @@ def _check_volumes(owner: Mapping[str, Any], where: str) -> None:
         object_names.LABEL.check(volume.get("name"), f"{where}: the name of a volume")
 
 
-def _check_mount(mount: Mapping[str, Any], names: Collection[str], where: str) -> None:
+def _check_mount(mount: Data, names: Collection[str], where: str) -> None:
     if mount["name"] not in names:
         valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
         raise ConfigError(
@@ -248,7 +248,7 @@ def _check_mount(mount: Mapping[str, Any], names: Collection[str], where: str) -
         )
 
 
-def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
+def check(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
     """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one
     kind."""
     shared_volumes = [

@@ -6,7 +6,7 @@ First, `{{workflow.name}}` is replaced by a name of the final length, and any ot
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from argolocal.common import object_names
@@ -405,7 +405,7 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
 
 def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     job = JOBS[kind]
-    replicas: Mapping[str, Any] = spec.get(job.replicas_field) or {}
+    replicas: Data = spec.get(job.replicas_field) or {}
     where = f"{path}.{job.replicas_field}"
 
     for name in job.required_roles or (() if replicas else job.roles[-1:]):

@@ -2,7 +2,6 @@
 --cluster`."""
 
 import time
-from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import format_duration
@@ -55,7 +54,7 @@ def _run(workflow: Object) -> dict[str, str]:
     return run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
 
 
-def _cron(cron: Object) -> dict[str, Any]:
+def _cron(cron: Object) -> Object:
     spec = cron["spec"]
     status = cron.get("status") or {}
     last = status.get("lastScheduledTime")

@@ -154,7 +154,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     return code
 
 
-def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
+def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
     sha256 = (metadata.get("annotations") or {}).get(SHA256_ANNOTATION)

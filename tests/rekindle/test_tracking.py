@@ -12,7 +12,7 @@ import pytest
 from rekindle import mlflow_api, tracking
 from rekindle.errors import TrackingError
 from rekindle.names import InvalidName
-from tests.http_server import Answer, HttpServer
+from tests.http_server import Answer, HttpServer, Request
 from tests.proxy import Proxy, Write
 from tests.rekindle.duplicate_version import leave_duplicate
 
@@ -198,21 +198,11 @@ REDIRECTS = ["127.0.0.1", "127.0.0.1", "localhost"]
 def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
     login: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    received: list[str | None] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            received.append(self.headers["Authorization"])
-            is_last = len(received) == len(REDIRECTS)
-            self.send_response(200 if is_last else 307)
-            if not is_last:
-                host = REDIRECTS[len(received)]
-                self.send_header("Location", f"http://{host}:{server.server_port}/next")
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, format: str, *args: object) -> None: ...
+    def answer(_: Request) -> Answer:
+        number = len(server.requests)
+        if number == len(REDIRECTS):
+            return Answer(body="{}")
+        return Answer(307, "{}", {"Location": f"http://{REDIRECTS[number]}:{server.port}/next"})
 
     netrc = tmp_path / "netrc"
     netrc.write_text("default login other password other\n")
@@ -222,14 +212,13 @@ def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
     for name, value in login.items():
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    with HttpServer(answer) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         # the session is kept between requests of the same settings
         mlflow_api._session.cache_clear()
         mlflow_api.request("GET", "mlflow/experiments/search")
-        server.shutdown()
 
+    received = [request.headers["Authorization"] for request in server.requests]
     basic = "Basic " + b64encode(b"ours:ours").decode()
     ours = "Bearer ours" if "TOKEN" in login else basic
     assert received == [ours, ours, None]
