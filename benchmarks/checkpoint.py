@@ -176,7 +176,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         record("slower", slower)
         record("lost", lost)
 
-    checkpoints.close(remove=True)
+    checkpoints.close(remove_snapshots=True)
     return {name: median(values) for name, values in figures.items()}
 
 
@@ -202,7 +202,7 @@ def snapshot_overhead(store: Store, runs: int) -> float:
         return 1e6 * (time.process_time() - began) / count
 
     pairs = [(loop(False), loop(True)) for _ in range(min(5, runs))]
-    checkpoints.close(remove=True)
+    checkpoints.close(remove_snapshots=True)
     return median(with_snapshots - without for without, with_snapshots in pairs)
 
 

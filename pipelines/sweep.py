@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks, project
-from rekindle.blocks.container import RETRY_CONDITION, limit_retries
+from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.blocks.pod_settings import pod_spec, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
@@ -100,7 +100,7 @@ def build(config: Config) -> Any:
             with_items=list(range(sweep.pod_count)),
         )
 
-        trials.template.retry_strategy = limit_retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
         best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
 

@@ -87,7 +87,7 @@ class Sealed(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _reject_changes(cls, fields: Any) -> Any:
+    def _verify_checksum(cls, fields: Any) -> Any:
         recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
         if recorded and recorded != (actual := _checksum(fields)):
             raise ValueError(

@@ -195,21 +195,21 @@ def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> Any:
-    """Return `value` with each relative `Path` in it resolved against the folder that `folder_of`
-    returns for its key.
+def absolute_paths(value: Any, key: str, folder_for_key: Callable[[str], Path]) -> Any:
+    """Return `value` with each relative `Path` in it resolved against the folder that
+    `folder_for_key` returns for its key.
 
     Raises ValueError for a URI in a `Path`, because `Path` collapses the two slashes.
     """
     if isinstance(value, Path):
         if COLLAPSED_URI.match(str(value)):
             raise ValueError(f"{key} is a URI, but the field is a Path: declare it as `str`.")
-        return folder_of(key) / value.expanduser()
+        return folder_for_key(key) / value.expanduser()
 
     if isinstance(value, BaseModel):
         old_values = {name: getattr(value, name) for name in type(value).model_fields}
         new_values = {
-            n: absolute_paths(old, f"{key}.{n}", folder_of) for n, old in old_values.items()
+            n: absolute_paths(old, f"{key}.{n}", folder_for_key) for n, old in old_values.items()
         }
 
         changed = {name: new for name, new in new_values.items() if new is not old_values[name]}
@@ -218,7 +218,9 @@ def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> An
         return value
 
     if type(value) is dict:
-        entries = {n: absolute_paths(item, f"{key}.{n}", folder_of) for n, item in value.items()}
+        entries = {
+            n: absolute_paths(item, f"{key}.{n}", folder_for_key) for n, item in value.items()
+        }
         if any(entries[name] is not item for name, item in value.items()):
             return entries
         return value
@@ -226,7 +228,7 @@ def absolute_paths(value: Any, key: str, folder_of: Callable[[str], Path]) -> An
     if type(value) in (list, tuple, set, frozenset):
         old_items = list(value)
         new_items = [
-            absolute_paths(item, f"{key}.{n}", folder_of) for n, item in enumerate(old_items)
+            absolute_paths(item, f"{key}.{n}", folder_for_key) for n, item in enumerate(old_items)
         ]
 
         is_changed = any(new is not old for new, old in zip(new_items, old_items, strict=True))

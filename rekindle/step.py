@@ -142,14 +142,14 @@ def to_text(value: object) -> str:
     return str(value)
 
 
-def pack(text: str) -> str:
+def encode_parameter(text: str) -> str:
     """Encode a text for a parameter (zlib in base64), since Argo would replace template tags in
     it."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def unpack(parameter: str) -> str:
-    """Decode a parameter that `pack` has encoded. Raises ValueError."""
+def decode_parameter(parameter: str) -> str:
+    """Decode a parameter that `encode_parameter` has encoded. Raises ValueError."""
     try:
         return zlib.decompress(base64.b64decode(parameter)).decode()
     except zlib.error as error:

@@ -36,7 +36,8 @@ PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
 MODEL = "rekindle.model"  # of a run that compares the inputs of a served model
-CODE = "rekindle.code"  # identity of the code, of scheduled runs, but not of a backfill
+# identity of the code; only scheduled runs have this tag, except those of a backfill
+CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"

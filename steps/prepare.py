@@ -20,7 +20,7 @@ from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
-from rekindle.step import SHA256, parse_time, unpack
+from rekindle.step import SHA256, decode_parameter, parse_time
 
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 MAX_SHARE_RATIO = 2  # maximum factor between the shares of two runs without a warning
@@ -199,7 +199,7 @@ def _compare(
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
 
-    manifest = unpack(inputs.manifest)
+    manifest = decode_parameter(inputs.manifest)
     modules = {
         inputs.workload,
         str(inputs.config.get("pipeline", inputs.workload)),
@@ -274,4 +274,4 @@ def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
     tracking.log(run_id, params=config)
     tracking.log_artifact(run_id, "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
     if manifest:
-        tracking.log_artifact(run_id, "manifest.yaml", unpack(manifest).encode())
+        tracking.log_artifact(run_id, "manifest.yaml", decode_parameter(manifest).encode())

@@ -134,7 +134,8 @@ def run(inputs: Inputs) -> Outputs:
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
 
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
-    if inputs.promote and promotion.is_superseded(*target):  # its servers may have been deleted
+    # the servers of a replaced version may have been deleted, so it cannot be verified again
+    if inputs.promote and promotion.is_superseded(*target):
         say(
             f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
             " has replaced it"

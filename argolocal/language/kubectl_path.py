@@ -18,7 +18,7 @@ FIELD = r"(?:\\.|[^\\\s.,\[\]$@{}])*"
 QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 TOKEN = re.compile(
     rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED})*)\)\]"
-    rf"|\[(?P<array>[^\]\n]*)\]|(?P<text>{QUOTED})"
+    rf"|\[(?P<array>[^\]\n]*)\]|(?P<quoted>{QUOTED})"
     rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
 )
 COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
@@ -134,8 +134,8 @@ def _word(text: str) -> list[Node]:
     return [("word", text)]
 
 
-def _text(text: str) -> list[Node]:
-    escapes = gofmt.ESCAPED_CHARACTERS | {text[0]: text[0]}
+def _quoted(quoted_text: str) -> list[Node]:
+    escapes = gofmt.ESCAPED_CHARACTERS | {quoted_text[0]: quoted_text[0]}
 
     def char(match: re.Match[str]) -> str:
         if match[1][1:]:
@@ -143,9 +143,9 @@ def _text(text: str) -> list[Node]:
         return escapes[match[1]]
 
     try:
-        return [("quoted", ESCAPED.sub(char, text[1:-1]))]
+        return [("quoted", ESCAPED.sub(char, quoted_text[1:-1]))]
     except KeyError:
-        raise KubectlPathError(f"unquote string {text} error invalid syntax") from None
+        raise KubectlPathError(f"unquote string {quoted_text} error invalid syntax") from None
 
 
 def _filter(text: str) -> list[Node]:
@@ -187,7 +187,7 @@ NODES: dict[str, Any] = {
     "field": _field,
     "number": _number,
     "word": _word,
-    "text": _text,
+    "quoted": _quoted,
     "filter": _filter,
     "array": _array,
 }

@@ -137,7 +137,7 @@ def _deep_equal(lhs: Any, rhs: Any) -> bool:
     return lhs == rhs
 
 
-def _contains(item: Any, values: Any) -> bool:
+def _is_among(item: Any, values: Any) -> bool:
     return any(_deep_equal(item, value) for value in values)
 
 
@@ -248,10 +248,10 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "first": lambda v: next(iter(require_list(v)), None),
     "last": lambda v: next(reversed(require_list(v)), None),
     "uniq": lambda v: [
-        value for i, value in enumerate(require_list(v)) if not _contains(value, v[:i])
+        value for i, value in enumerate(require_list(v)) if not _is_among(value, v[:i])
     ],
     "reverse": lambda v: require_list(v)[::-1],
-    "has": lambda item, v: v is not None and _contains(item, require_list(v)),
+    "has": lambda item, v: v is not None and _is_among(item, require_list(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
     "empty": _empty,
     "coalesce": lambda *v: next((value for value in v if not _empty(value)), None),
@@ -317,7 +317,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "initial": lambda v: require_list(v)[:-1] if v != [] else Nil(),
     "slice": lambda v, *ends: _slice(require_list(v), *ends),
     "without": lambda v, *others: [
-        value for value in require_list(v) if not _contains(value, others)
+        value for value in require_list(v) if not _is_among(value, others)
     ],
     "compact": lambda v: [value for value in require_list(v) if not _empty(value)],
     "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(require_list(v)), n)],

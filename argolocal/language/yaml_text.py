@@ -352,7 +352,7 @@ def _is_number(event: Any) -> bool:
 
 
 def _check_json(text: str) -> None:
-    """Apply the limits to a JSON text."""
+    """Raise _LimitExceeded if a JSON text exceeds a limit, such as MAX_DEPTH."""
     bounds = _LimitChecker()
     mark = _Mark(text)
     for event in _events(text, mark):

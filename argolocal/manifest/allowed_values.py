@@ -35,5 +35,6 @@ DOWNWARD_FIELDS = (
     "status.hostIP",
     "spec.nodeName",
 )
-API_VERSION = "argoproj.io/v1alpha1"  # of all kinds of Argo
+# apiVersion of Workflow, WorkflowTemplate, CronWorkflow and Argo's other kinds
+API_VERSION = "argoproj.io/v1alpha1"
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

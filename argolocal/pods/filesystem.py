@@ -299,8 +299,9 @@ class View:
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and their mount points. Return the visible paths that must
-        be mounted in private directories."""
+        """Make the private directories and their mount points. Return the machine's paths that the
+        pod must see although they are below a private directory, which would hide them: they are
+        mounted there."""
         home = Path(os.environ.get("HOME", "/"))
         # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}

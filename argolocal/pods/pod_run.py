@@ -86,8 +86,8 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed. `collect` ends the sidecars
-        afterwards."""
+        """The processes to signal when the pod is killed, without the sidecars: `collect` ends
+        those after these processes have exited."""
         if self.group:
             return [*self.group.running.values()]
         if self.process:

@@ -64,7 +64,7 @@ class SpecScopes:
 
 def check_tags(facts: WorkflowFacts, field: str, path: str, text: str, scope: Scope) -> None:
     """Warn about tags that have no value in the text of a field."""
-    use = tag_rules.Use(is_validated=False, is_used=False)
+    use = tag_rules.TextUse(is_validated=False, is_used=False)
     tags = tag_rules.TAG.findall(text)
     if field == "arguments":
         # the tags workflow.* of an argument are checked with the templates that read it

@@ -16,7 +16,8 @@ UNKNOWN = "\ue000"  # placeholder for the value of a tag
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # all first words of Argo's tags; other tags, such as tags of Jinja, remain in the text
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
-SIMILARITY = 0.8  # lowest similarity of a misspelt first word
+# an unknown first word that is at least this similar to a known one counts as its misspelling
+SIMILARITY = 0.8
 # tags of an attempt of a step; other tags with these first words remain in the text
 ATTEMPT_TAGS = (
     "node.name",
@@ -34,7 +35,7 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Use:
+class TextUse:
     """The uses of a text, which determine whether a tag without a value prevents the run.
 
     `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation
@@ -61,13 +62,13 @@ class Use:
         return self.is_used or (self.is_validated and name != "item")
 
 
-def check(findings: Findings, path: str, value: object, scope: Scope, use: Use) -> None:
+def check(findings: Findings, path: str, value: object, scope: Scope, text_use: TextUse) -> None:
     """Check that every tag in `value` is in `scope`."""
     for where, text in find_tagged_texts(findings, path, value):
-        check_text(findings, where, text, scope, use)
+        check_text(findings, where, text, scope, text_use)
 
 
-def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use) -> None:
+def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use: TextUse) -> None:
     for tag in TAG.findall(text):
         names = _names_in(findings, path, tag)
         for name in names:
@@ -80,7 +81,7 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
                 and not _has_value(tag, name, scope)
             ):
                 message = f"{{{{{cut(tag)}}}}}: {_unknown_message(findings, name, scope)}"
-                findings.add(path, "tag", message, use.is_fatal(tag, name))
+                findings.add(path, "tag", message, text_use.is_fatal(tag, name))
 
             is_variable = tag.startswith("=") and "." not in name
             if not is_variable and not is_part and (correct_name := _correct_first_word(name)):
@@ -90,7 +91,7 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, use: Use)
                 )
                 findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 
-            if RETRY_TAG.fullmatch(name) and not use.retries:
+            if RETRY_TAG.fullmatch(name) and not text_use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
                 findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 

@@ -27,7 +27,7 @@ class WorkflowFacts:
         self.find = find
         self.add = findings.add
         self.warn = findings.warn
-        # path of a spec in findings → referenced object
+        # path that findings show for the spec of a referenced object → this object
         self.other_objects: dict[str, Manifest] = {}
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"

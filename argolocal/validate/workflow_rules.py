@@ -23,7 +23,7 @@ from argolocal.validate import (
     tag_rules,
     unheeded,
 )
-from argolocal.validate.tag_rules import Use
+from argolocal.validate.tag_rules import TextUse
 from argolocal.validate.workflow_facts import TEMPLATE_KINDS, WorkflowFacts, reads_input
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
@@ -50,7 +50,7 @@ USED_FIELDS = (
     "retryStrategy",
     "parallelism",
 )
-READ_TEXT = Use()
+READ_TEXT = TextUse()
 
 
 class WorkflowRules(WorkflowFacts):
@@ -135,7 +135,7 @@ class WorkflowRules(WorkflowFacts):
 
         for parameter in workflow_arguments.get("parameters") or []:
             where = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
-            use = Use(is_validated=False, is_used=parameter.get("name") in self.used_parameters)
+            use = TextUse(is_validated=False, is_used=parameter.get("name") in self.used_parameters)
             self.check_tags(where, _workflow_tags_in(str(parameter.get("value", ""))), scope, use)
 
         for key, value in self.spec.items():
@@ -325,7 +325,7 @@ class WorkflowRules(WorkflowFacts):
                 for holder in (template, self.spec, self.template_defaults)
             )
             body = {key: value for key, value in template.items() if key != "inputs"}
-            self.check_tags(path, body, scope, Use(retries=retries))
+            self.check_tags(path, body, scope, TextUse(retries=retries))
             self.check_inputs(path, template, scope)
 
     def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
@@ -337,7 +337,7 @@ class WorkflowRules(WorkflowFacts):
         calls_others = "dag" in template or "steps" in template
         inputs = dict(template.get("inputs") or {})
         parameters = inputs.pop("parameters", None) or []
-        self.check_tags(f"{path}.inputs", inputs, scope, Use(is_validated=not calls_others))
+        self.check_tags(f"{path}.inputs", inputs, scope, TextUse(is_validated=not calls_others))
 
         for parameter in parameters:
             where = f"{path}.inputs.parameters[{parameter.get('name')}]"
@@ -349,7 +349,10 @@ class WorkflowRules(WorkflowFacts):
                 # argument.
                 is_validated = not calls_others and key not in ("value", "valueFrom")
                 self.check_tags(
-                    f"{where}.{key}", value, scope, Use(is_validated=is_validated, is_used=is_used)
+                    f"{where}.{key}",
+                    value,
+                    scope,
+                    TextUse(is_validated=is_validated, is_used=is_used),
                 )
 
     def check_pod(self, path: str, template: Manifest) -> None:
@@ -466,7 +469,7 @@ class WorkflowRules(WorkflowFacts):
             if key not in ("inputs", body):
                 is_used = key in USED_FIELDS
                 self.check_tags(
-                    f"{path}.{key}", value, scope, Use(is_validated=is_used, is_used=is_used)
+                    f"{path}.{key}", value, scope, TextUse(is_validated=is_used, is_used=is_used)
                 )
 
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
@@ -538,7 +541,7 @@ class WorkflowRules(WorkflowFacts):
             # Argo validates the tags of an argument even if no input takes it.
             is_used = template is None or parameter.get("name") in input_names
             where = f"{path}.arguments.parameters[{parameter.get('name')}]"
-            self.check_tags(where, parameter, scope, Use(is_used=is_used))
+            self.check_tags(where, parameter, scope, TextUse(is_used=is_used))
 
         self.check_tags(
             f"{path}.hooks",
@@ -629,7 +632,7 @@ class WorkflowRules(WorkflowFacts):
             self.findings, where, template, passed_arguments, self.spec.get("arguments") or {}
         )
 
-    def check_tags(self, path: str, value: object, scope: Scope, use: Use = READ_TEXT) -> None:
+    def check_tags(self, path: str, value: object, scope: Scope, use: TextUse = READ_TEXT) -> None:
         use = replace(use, parameters_known=self.kind not in TEMPLATE_KINDS)
         tag_rules.check(self.findings, path, value, scope, use)
 

@@ -33,7 +33,7 @@ from rekindle.step import Step, flag, is_artifact, load, to_text
 RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT]}"
 
 
-def limit_retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
+def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
     """Return a strategy that retries a pod while `expression` is true, also after the pod was
     evicted (Failed) or deleted (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
@@ -123,7 +123,7 @@ def step_template(
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.TMP_MOUNTS],
         **placement_fields(pod),
         pod_spec_patch=to_json(pods.EXECUTOR_SECURITY),
-        retry_strategy=limit_retries(cluster.retries, RETRY_CONDITION),
+        retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
 

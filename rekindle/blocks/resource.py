@@ -14,7 +14,7 @@ from hera.workflows import Parameter, Resource, RetryStrategy
 from hera.workflows import models as m
 
 from argolocal.common.json_text import to_json
-from rekindle.blocks.container import limit_retries, placement_fields
+from rekindle.blocks.container import placement_fields, retries
 from rekindle.blocks.manifest.quoting import integer_tag, quote_in_json, quote_word
 from rekindle.blocks.pod_settings import Manifest, resources
 from rekindle.blocks.settings import PodConfig
@@ -53,7 +53,7 @@ def render(manifest: Manifest | list[Manifest]) -> str:
     return NUMBER_TAG.sub(lambda match: integer_tag(match[1]), text)
 
 
-def apply_template(
+def apply(
     name: str,
     manifest: Manifest,
     *,
@@ -97,7 +97,7 @@ def read_template(
             Parameter(name=field, value_from=m.ValueFrom(json_path=path))
             for field, path in paths.items()
         ],
-        retry_strategy=limit_retries(2),
+        retry_strategy=retries(2),
     )
 
 

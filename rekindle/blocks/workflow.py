@@ -22,8 +22,8 @@ from rekindle.blocks.binding import (
     validate_inputs,
 )
 from rekindle.blocks.container import (
-    limit_retries,
     needs_task_name,
+    retries,
     set_security_contexts,
     set_worker_settings,
     step_template,
@@ -187,9 +187,7 @@ class Pipeline(References):
     @cached_property
     def deletion_template(self) -> Resource:
         """The template that deletes a Kubernetes object."""
-        return delete_template(
-            self.template_name("delete"), limit_retries(self.config.cluster.retries)
-        )
+        return delete_template(self.template_name("delete"), retries(self.config.cluster.retries))
 
     def job_name(self, task: str, max_length: int = 53) -> str:
         """Return the name of the Kubernetes object that `task` applies. Raises WiringError if the

@@ -31,7 +31,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 CACHE_FOLDER = "cache/"
-# object with copies of the entries that the last bulk lookup or `trim` has read
+# object with copies of the entries that the last bulk lookup or `trim_cache` has read
 INDEX_KEY = "cache-book.json"
 BULK_TASKS = 20  # minimum number of tasks for which one listing is cheaper than single requests
 VALID_DAYS = 90

@@ -42,21 +42,21 @@ def collect_facts(
     inputs: StepInputs,
     artifacts: Mapping[str, str],
     identity: str = "",
-    is_local: bool = True,
+    runs_here: bool = True,
     open_bucket: OpenBucket | None = None,
 ) -> Facts:
     """Return everything that the outputs of a step depend on: inputs, code, and the content of the
     data that it reads.
 
     `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code
-    of this process); `is_local`: True if the step runs on this machine, so that local paths can be
+    of this process); `runs_here`: True if the step runs on this machine, so that local paths can be
     read. Raises UnknownKey if some of the data cannot be read.
     """
     reason = load(module).REUSE.not_reused_if(inputs)
     if reason:
         raise NotReusable(reason)
 
-    data_read = data_digests(module, inputs, is_local, open_bucket)
+    data_read = data_digests(module, inputs, runs_here, open_bucket)
 
     return facts_without_data(module, inputs, identity) | {
         "artifacts": dict(artifacts),
@@ -65,12 +65,12 @@ def collect_facts(
 
 
 def data_digests(
-    module: str, inputs: StepInputs, is_local: bool = True, open_bucket: OpenBucket | None = None
+    module: str, inputs: StepInputs, runs_here: bool = True, open_bucket: OpenBucket | None = None
 ) -> dict[str, str]:
     """Return a digest of the content of each path and s3:// URI that a step reads. Raises
     UnknownKey."""
     uris = load(module).REUSE.data_read(inputs)
-    return {uri: data_digest(uri, is_local, open_bucket or _open_bucket) for uri in uris}
+    return {uri: data_digest(uri, runs_here, open_bucket or _open_bucket) for uri in uris}
 
 
 def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> Facts:
@@ -105,7 +105,7 @@ def compute_key(facts: Facts) -> str:
     return hashlib.sha256(to_json(facts, sort_keys=True).encode()).hexdigest()
 
 
-def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
+def data_digest(uri: str, runs_here: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
     """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://),
     return the URI itself. Raises UnknownKey."""
     address = parse_s3_address(uri)
@@ -126,7 +126,7 @@ def data_digest(uri: str, is_local: bool = True, open_bucket: OpenBucket = _open
         return uri
 
     path = Path(uri.removeprefix("file://"))
-    if not is_local:
+    if not runs_here:
         raise UnknownKey(f"{path} is a path in the pod and cannot be read from this machine")
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)  # the last file marks the training as complete
 # object below RUN/TASK that names the run and task whose outputs were reused
-REUSED_FROM = "cached"
+REUSED_FROM_OBJECT = "cached"
 
 
 def copy_model(store: "Store", source: str, target: str) -> None:
     """Copy the model of a training from one RUN/TASK to another. Raises StorageError."""
     for name in MODEL_FILES:
         store.copy(f"{source}/{MODEL}/{name}", f"{target}/{MODEL}/{name}")
-    store.put(f"{target}/{REUSED_FROM}", source.encode())
+    store.put(f"{target}/{REUSED_FROM_OBJECT}", source.encode())
 
 
 def copy_reused_models(

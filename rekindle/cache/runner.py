@@ -21,7 +21,7 @@ from rekindle.cache.key import (
     describe_files,
     reason_not_covered,
 )
-from rekindle.cache.reused_models import REUSED_FROM, copy_reused_models
+from rekindle.cache.reused_models import REUSED_FROM_OBJECT, copy_reused_models
 from rekindle.errors import DataError, StorageError, say
 from rekindle.keys import REUSED_MODELS
 from rekindle.kubernetes_names import S3_BUCKET
@@ -168,5 +168,5 @@ def _write_cached_outputs(
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
 
-    store.put(f"{task}/{REUSED_FROM}", entry.at.encode())
+    store.put(f"{task}/{REUSED_FROM_OBJECT}", entry.at.encode())
     say(f"cached: outputs of {entry.at}, computed in {entry.seconds:.1f} s")

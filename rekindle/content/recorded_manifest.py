@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import loads
 from rekindle.documents import Document, InvalidDocument, validate_value
-from rekindle.step import unpack
+from rekindle.step import decode_parameter
 
 SOURCE = "the parameter `manifest` of the run"
 REMEDY = "Submit the run again."
@@ -69,7 +69,7 @@ def unpack_manifest(parameter: str) -> dict[str, Any]:
     if not parameter:
         return {}
     try:
-        text = unpack(parameter)
+        text = decode_parameter(parameter)
     except ValueError as error:
         raise InvalidDocument(f"{SOURCE} is malformed: {error}. {REMEDY}") from None
     return parse_manifest(text)

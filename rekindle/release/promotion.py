@@ -142,7 +142,8 @@ def is_superseded(
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version == version:
         return False
-    # with a `run_id`, a rollback may have restored this champion after the promotion
+    # the old champion serves: `version` was not promoted yet, or a rollback has restored the old
+    # champion since; only `run_id` can tell which
     if current_champion.version == champion and not run_id:
         return False
     return any(

@@ -1,4 +1,4 @@
-"""The sections `serve:` and `drift:` of a config, and the settings of a server."""
+"""The sections `serve:`, `drift:` and `retention:` of a config, and the settings of a server."""
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,6 @@ from rekindle.step import StepInputs
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
 DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
-# environment variable with the tokens that a server accepts, and key in their Secret
 # results of a canary; `taken back: REASON` is another
 PASSED = "passed"
 CHAMPION_CHANGED = "champion changed"

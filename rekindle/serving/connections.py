@@ -311,8 +311,7 @@ class Connections:
         ]
 
         oldest.sort(key=lambda pair: pair[1])
-        # a new client is about to send its request, so requests that arrive slowly are dropped
-        # before
+        # connections newer than this are closed last: a new client is about to send its request
         deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
 
         late_connections = [connection for connection, since in oldest if since < deadline]

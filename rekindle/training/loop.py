@@ -161,7 +161,7 @@ class Training:
         if self.group.stopped and not self.membership.is_complete:
             self.leave()
 
-        self.checkpoints.close(remove=True)
+        self.checkpoints.close(remove_snapshots=True)
         self.metrics.close()
 
     @property
@@ -299,7 +299,7 @@ class Training:
         if not self.group.others_may_wait:
             self.membership.leave()
 
-        self.checkpoints.close(remove=is_safe)
+        self.checkpoints.close(remove_snapshots=is_safe)
         self.metrics.close()
         say(f"left after step {self.state.step}, after SIGTERM")
         raise SystemExit(exit_codes.TERMINATED)

@@ -76,7 +76,7 @@ class Metrics:
         self._error = ""
         self._thread = threading.Thread(target=self._send_points, name="metrics", daemon=True)
 
-    def record(self, step: int, loss: float, norm: float, rate: float) -> None:
+    def record(self, step: int, loss: float, norm: float, learning_rate: float) -> None:
         """Record update `step`, counted from 1."""
         self._sums[0] += loss
         self._sums[1] += norm
@@ -90,7 +90,7 @@ class Metrics:
             values = {
                 "loss": loss / count,
                 "gradient_norm": norm / count,
-                "learning_rate": rate,
+                "learning_rate": learning_rate,
                 "samples_per_s": speed,
             }
 

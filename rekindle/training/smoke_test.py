@@ -77,7 +77,8 @@ def build_state(
 
 
 def reject_sparse_layers(state: State) -> None:
-    """Raise ConfigError if a layer would have sparse gradients, for a model that makes no step."""
+    """Raise ConfigError if a layer would have sparse gradients. For a model that is built without
+    trying a step: the step would raise the error itself."""
     trained_ids = {id(parameter) for parameter in state.parameters}
     for name, layer in state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse

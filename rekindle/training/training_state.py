@@ -130,7 +130,7 @@ class State:
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
         """Make one update from `total` [width], the sum of the summands of `scale` virtual workers.
 
-        Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not
+        Returns the norm of the mean gradient before clipping. Raises ConfigError if the norm is not
         finite.
         """
         config = self.config

@@ -1,7 +1,7 @@
 """Distinguish the steps that a pipeline contains from the internal steps that blocks add.
 
-Internal steps read, apply and delete objects of Kubernetes. A step that fails or runs never counts
-as internal.
+Internal steps read, apply and delete objects of Kubernetes. A step that has failed or is still
+running never counts as internal.
 """
 
 import re

@@ -157,7 +157,8 @@ def last_scheduled(
 
 
 def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
-    """Return the differences from the run `last`: keys of the config, the code or the manifest."""
+    """Return what has changed since the run `last`: the changed keys of the config, and "the code";
+    "the manifest" only if neither has changed."""
     changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
     values = {
         name: to_text(value)[: tracking.MAX_PARAM_LENGTH]

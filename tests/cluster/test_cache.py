@@ -165,7 +165,7 @@ def test_a_plan_has_the_pods_that_fit_neither_a_node_nor_a_quota(project: Projec
         next((line for line in plan["does_not_fit"] if text in line), "")
         for text in ("node", "small")
     )
-    assert node.startswith("train: a pod does not fit into any node (1e+03 cpu of ")
+    assert node.startswith("train: the pod does not fit into any node (1e+03 cpu of ")
     assert quota.startswith("the peak of the run exceeds the rest of the ResourceQuota small: ")
 
 

@@ -20,7 +20,7 @@ from rekindle.local.services.services import CREDENTIALS_FILE, Services
 from rekindle.operations.plan.history import former_run
 from rekindle.operations.plan.releases import local_champion
 from rekindle.operations.plan.tasks import Tree
-from rekindle.step import pack
+from rekindle.step import encode_parameter
 from rekindle.storage import Store
 from rekindle.training.cost.prices import ANNOTATION
 from rekindle.training.cost.run_cost import TRAINING_COSTS, compute_step_costs
@@ -58,7 +58,7 @@ def node_costs(text: str) -> Any:
 
 READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
     "a packed manifest": (
-        lambda folder, text: unpack_manifest(pack(text)),
+        lambda folder, text: unpack_manifest(encode_parameter(text)),
         ("[]", "{}", "{", '{"spec": []}', '{"spec": {"templates": [{}]}}'),
     ),
     "a parameter that is not packed": (

@@ -14,7 +14,7 @@ import yaml
 
 from rekindle import tracking
 from rekindle.cache.key import data_digest
-from rekindle.step import pack
+from rekindle.step import encode_parameter
 from rekindle.storage import Store
 from rekindle.workload import read_dataset_digest
 from tests.steps.bills import workload
@@ -89,7 +89,7 @@ def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
         "n": [],
     }
 
-    more = (f"--config={json.dumps(config)}", f"--manifest={pack('kind: Workflow')}")
+    more = (f"--config={json.dumps(config)}", f"--manifest={encode_parameter('kind: Workflow')}")
     workflow = f"w-{uuid4().hex[:8]}"
     assert prepare(tmp_path, workflow, more, source="nowhere.parquet").returncode == 65
     from mlflow import MlflowClient

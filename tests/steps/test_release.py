@@ -16,7 +16,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import ConfigError, DataError, StorageError
 from rekindle.release import origin
-from rekindle.step import pack
+from rekindle.step import encode_parameter
 from rekindle.storage import NotFound, Store
 from steps import release
 from tests.proxy import Proxy, Write
@@ -127,7 +127,11 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
     container = {"args": ["steps.prepare", "--x=steps.digits"]}
     manifest = {"spec": {"templates": [{"name": "prepare", "container": container}]}}
     config = {"data": {"source": "rows.csv"}}
-    parameters = {"manifest": pack(json.dumps(manifest)), "config": json.dumps(config), "rows": "7"}
+    parameters = {
+        "manifest": encode_parameter(json.dumps(manifest)),
+        "config": json.dumps(config),
+        "rows": "7",
+    }
     listed = [{"name": key, "value": value} for key, value in parameters.items()]
     outputs = release.run(
         inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1")

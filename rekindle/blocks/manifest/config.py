@@ -146,10 +146,10 @@ class Config(Section):
     @classmethod
     def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
         """Resolve relative paths now: the step that reads them has another working directory."""
-        folder_of = (info.context or {}).get("folder_of", _working_directory)
+        folder_for_key = (info.context or {}).get("folder_for_key", _working_directory)
         if isinstance(value, DataConfig):
-            return resolve_data(value, folder_of)
-        return absolute_paths(value, info.field_name or "", folder_of)
+            return resolve_data(value, folder_for_key)
+        return absolute_paths(value, info.field_name or "", folder_for_key)
 
 
 def _working_directory(key: str) -> Path:
@@ -157,14 +157,14 @@ def _working_directory(key: str) -> Path:
 
 
 def resolve_data(
-    data: DataConfig, folder_of: Callable[[str], Path] = _working_directory
+    data: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
 ) -> DataConfig:
     """Return the section `data` with absolute paths. A relative path is relative to the folder of
     its key."""
     if "://" not in data.source:
-        source = str(folder_of("data.source") / Path(data.source).expanduser())
+        source = str(folder_for_key("data.source") / Path(data.source).expanduser())
         data = data.model_copy(update={"source": source})
-    return absolute_paths(data, "data", folder_of)
+    return absolute_paths(data, "data", folder_for_key)
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
@@ -268,14 +268,14 @@ def load_config(
 
     other_root = project.other_project(file)
 
-    def folder_of(key: str) -> Path:
+    def folder_for_key(key: str) -> Path:
         origin = Loaded(model.model_construct(), origins).origin(key)
         if other_root and origin in (str(file), "default"):
             return other_root
         return Path.cwd()
 
     try:
-        config = _validate(model, values, folder_of)
+        config = _validate(model, values, folder_for_key)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
@@ -358,14 +358,14 @@ def _reject_passwords(loaded: Loaded) -> None:
 
 
 def _validate(
-    model: type[Config], values: dict[str, Any], folder_of: Callable[[str], Path]
+    model: type[Config], values: dict[str, Any], folder_for_key: Callable[[str], Path]
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
     Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If it is not
-    there, it is looked up in the folder that `folder_of` returns for its key.
+    there, it is looked up in the folder that `folder_for_key` returns for its key.
     """
-    context = {"folder_of": folder_of}
+    context = {"folder_for_key": folder_for_key}
 
     try:
         return model.model_validate(values, context=context)
@@ -384,7 +384,8 @@ def _validate(
         with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
             holder[last_key] = str(
-                folder_of(".".join(map(str, item["loc"]))) / Path(holder[last_key]).expanduser()
+                folder_for_key(".".join(map(str, item["loc"])))
+                / Path(holder[last_key]).expanduser()
             )
 
     return model.model_validate(values, context=context)

@@ -26,7 +26,7 @@ from rekindle.blocks.manifest.provenance import (
 from rekindle.blocks.pod_settings import Manifest, workflow_labels
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
-from rekindle.step import pack
+from rekindle.step import encode_parameter
 from rekindle.training.cost.pod_requests import list_manifest_pods
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
@@ -79,7 +79,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         "metadata": {"generateName": f"{config.name}-"} | metadata,
     }
     # recorded with all parameters except `manifest` itself
-    packed_manifest = pack(to_json(order_keys(run), indent=1))
+    packed_manifest = encode_parameter(to_json(order_keys(run), indent=1))
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed_manifest

@@ -8,7 +8,7 @@ from typing import Any
 from hera.workflows import Resource
 
 from rekindle.blocks.binding import check_input_names, validate_inputs
-from rekindle.blocks.container import limit_retries, step_flags
+from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.dag_scope import StoredArtifact
 from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.jobs.backends import BACKENDS, ManifestBuilder
@@ -18,7 +18,7 @@ from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.recipe.job import Job, add_job, find_sources, held_out_settings, watch_template
-from rekindle.blocks.resource import apply_template, render, text_tag
+from rekindle.blocks.resource import apply, render, text_tag
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
 from rekindle.blocks.workflow import WORKFLOW_FAILED, at_exit, current_pipeline
@@ -182,13 +182,13 @@ def _add_apply_task(
     """Add the task that applies an object of a training."""
     pipeline = current_pipeline()
     task = f"{training.task}-{suffix}"
-    template = apply_template(
+    template = apply(
         pipeline.template_name(task),
         training.manifest(build),
         inputs=tuple(parameters),
         owned=True,
         flags=flags,
-        retry=limit_retries(training.cluster.retries),
+        retry=retries(training.cluster.retries),
     )
     name = pipeline.reserve_name("", task)
     pipeline.add_task(name, template, parameters, options, after, uses)

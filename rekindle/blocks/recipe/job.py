@@ -9,7 +9,7 @@ from hera.workflows import Resource
 from rekindle.blocks.container import retry_watcher
 from rekindle.blocks.dag_scope import Producer, StoredArtifact
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import apply_template
+from rekindle.blocks.resource import apply
 from rekindle.blocks.wiring import Block, Outputs, refuse, resolve
 from rekindle.blocks.workflow import current_pipeline
 from rekindle.training.spec import TrainConfig
@@ -63,7 +63,7 @@ def watch_template(
 ) -> Resource:
     """Return the template that applies a job and waits until it succeeds or fails."""
     pipeline = current_pipeline()
-    return apply_template(
+    return apply(
         pipeline.template_name(task),
         manifest,
         inputs=tuple(parameters),

@@ -7,11 +7,11 @@ from typing import Any
 from hera.workflows import Parameter
 from hera.workflows import models as m
 
-from rekindle.blocks.container import limit_retries
+from rekindle.blocks.container import retries
 from rekindle.blocks.dependencies import FAILURES, after_all, after_any
 from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.recipe.servers import Servers, deployment_manifest
-from rekindle.blocks.resource import apply_template
+from rekindle.blocks.resource import apply
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving.route import http_route
 from rekindle.blocks.serving.switch import switch_dag
@@ -163,7 +163,7 @@ def _not_rolled_back(canary: Block) -> Condition:
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 
 
-def _add_canary(servers: Servers, verified: Block, can_repeat: bool) -> Block:
+def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Block:
     """Add the rollout, which increases the candidate's share of the requests while the candidate is
     as good as the champion. Output: canary."""
     pipeline = current_pipeline()
@@ -176,13 +176,13 @@ def _add_canary(servers: Servers, verified: Block, can_repeat: bool) -> Block:
         can_repeat,
     )
     values = {
-        **resolve_missing(verified, {}, "model_uri", "version", "champion", "run_id", "former"),
+        **resolve_missing(verification, {}, "model_uri", "version", "champion", "run_id", "former"),
         "server": servers.name,
         "percent": "0",
     }
 
     name = pipeline.reserve_name("", "canary")
-    block = pipeline.add_task(name, template, values).follow(verified)
+    block = pipeline.add_task(name, template, values).follow(verification)
     outcome = Value("canary", f"tasks.{name}.outputs.parameters.canary", str)
     block.outputs = Outputs(name, {"canary": outcome})
     _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
@@ -197,20 +197,20 @@ def _add_canary(servers: Servers, verified: Block, can_repeat: bool) -> Block:
 
 
 def _add_unshare_task(
-    servers: Servers, candidates: str, after: Iterable[str] = (), **options: object
+    servers: Servers, name_or_selector: str, after: Iterable[str] = (), **options: object
 ) -> None:
     """Add a task that ends the share of the requests of `candidates`, the name or label selector of
     their Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
-        pipeline.add_deletion("unshare", "deployment", candidates, after, **options)
+        pipeline.add_deletion("unshare", "deployment", name_or_selector, after, **options)
         return
 
     templates = pipeline.unshare_templates
     if servers.model not in templates:
         unshared = http_route(servers.model, servers.serve)
         name = pipeline.template_name("unshare")
-        templates[servers.model] = apply_template(name, unshared, retry=limit_retries(2))
+        templates[servers.model] = apply(name, unshared, retry=retries(2))
 
     pipeline.add_task(
         pipeline.reserve_name("", "unshare"), templates[servers.model], {}, options, after

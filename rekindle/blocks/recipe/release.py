@@ -6,7 +6,7 @@ from typing import Any
 from hera.workflows import models as m
 
 from rekindle.blocks.binding import check_section, check_workload
-from rekindle.blocks.container import RETRY_CONDITION, limit_retries
+from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASE_PARAMETERS, parameter_tag
 from rekindle.blocks.pod_settings import token_variables
 from rekindle.blocks.recipe.promotion import add_promotion, switch_clients
@@ -155,7 +155,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
 
     template = current_pipeline().step_template("steps.verify", "verify")
     # few retries: `verify` itself waits for the servers
-    template.retry_strategy = limit_retries(1, RETRY_CONDITION)
+    template.retry_strategy = retries(1, RETRY_CONDITION)
     variables = [m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)]
     template.env = variables or template.env
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hera.workflows import DAG, Parameter, Task
 
 from argolocal.common.json_text import to_json
-from rekindle.blocks.container import limit_retries, step_flags
+from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import apply_template, select_arguments, text_tag
+from rekindle.blocks.resource import apply, select_arguments, text_tag
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, deployment
 from rekindle.blocks.serving.route import route
@@ -80,19 +80,19 @@ def start_template(
     names."""
     templates = {
         # retried: the first attempt may still see the failed status of the previous manifest
-        "deployment": apply_template(
+        "deployment": apply(
             unique_name("deployment"),
             deployment_manifest(model, cluster, serve),
             inputs=START_INPUTS,
             success=SUCCESS,
             failure=FAILURE,
-            retry=limit_retries(2),
+            retry=retries(2),
         ),
-        "address": apply_template(
+        "address": apply(
             unique_name("address"),
             headless_service(model, text_tag("server")),
             inputs=("server",),
-            retry=limit_retries(2),
+            retry=retries(2),
         ),
     }
 

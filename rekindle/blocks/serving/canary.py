@@ -2,8 +2,9 @@
 pods, or exactly by an HTTPRoute.
 
 The step steps.canary decides the share, when it grows, and how many pods the candidate needs
-compared with the champion. The template `rollout` applies the share and calls itself until the step
-ends the rollout, so the manifest does not depend on the number of `serve.canary.steps`.
+compared with the champion. The template `rollout` gives the candidate this share of the requests,
+and calls itself until steps.canary ends the rollout, so the manifest does not depend on the number
+of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.container import limit_retries
+from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import (
     AFTER_SCALE,
-    apply_template,
+    apply,
     integer_input,
     read_template,
     scale_template,
@@ -116,20 +117,20 @@ def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None
 def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
-        return apply_template(
+        return apply(
             name,
             http_route(model, serve, text_tag("server")),
             inputs=("server", "percent"),
-            retry=limit_retries(2),
+            retry=retries(2),
         )
 
     inputs = ("model_uri", "server", "version", "former", "replicas")
 
-    return apply_template(
+    return apply(
         name,
         _canary_deployment(deployment, model),
         inputs=inputs,
-        retry=limit_retries(2),
+        retry=retries(2),
         success=SUCCESS,
         failure=FAILURE,
     )

@@ -3,9 +3,9 @@
 from hera.workflows import Resource
 
 from argolocal.manifest.allowed_values import API_VERSION
-from rekindle.blocks.container import limit_retries
+from rekindle.blocks.container import retries
 from rekindle.blocks.pod_settings import workflow_labels
-from rekindle.blocks.resource import apply_template
+from rekindle.blocks.resource import apply
 
 
 def retraining(pipeline: str) -> Resource:
@@ -24,4 +24,4 @@ def retraining(pipeline: str) -> Resource:
         "spec": {"workflowTemplateRef": {"name": pipeline}},
     }
 
-    return apply_template("retrain", workflow, flags=["--server-side"], retry=limit_retries(2))
+    return apply("retrain", workflow, flags=["--server-side"], retry=retries(2))

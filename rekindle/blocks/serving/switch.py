@@ -11,11 +11,11 @@ from collections.abc import Callable
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
-from rekindle.blocks.container import limit_retries
+from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.resource import (
     AFTER_SCALE,
-    apply_template,
+    apply,
     integer_input,
     read_template,
     render,
@@ -65,7 +65,7 @@ def switch_dag(
     inputs = [Parameter(name="server"), Parameter(name="running")]
 
     with DAG(
-        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=limit_retries(3)
+        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)
     ) as dag:
         Task(name="service-version", template=service_version)
         Task(
@@ -128,24 +128,24 @@ def _apply_templates(
     manifest["metadata"]["resourceVersion"] = VERSION
 
     templates = {
-        "service": apply_template(
-            unique_name("service"), manifest, inputs=("server", "version"), retry=limit_retries(1)
+        "service": apply(
+            unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)
         ),
-        "autoscaler": apply_template(
+        "autoscaler": apply(
             unique_name("autoscaler"),
             autoscaler(model, serve, SERVER),
             inputs=("server",),
-            retry=limit_retries(2),
+            retry=retries(2),
         ),
-        "disruption-budget": apply_template(
-            unique_name("disruption-budget"), disruption_budget(model), retry=limit_retries(2)
+        "disruption-budget": apply(
+            unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)
         ),
     }
 
     # the HTTPRoute of a canary is applied before and after the switch
     public = route(model, serve)
     if public and not (serve.canary and serve.canary.gateway):
-        templates["route"] = apply_template(unique_name("route"), public, retry=limit_retries(2))
+        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
 
     return templates
 
@@ -167,5 +167,5 @@ def _retire_template(name: str) -> Resource:
         flags=["deployment", quote_word(SERVER)],
         manifest=render([test_operation, replace_operation]),
         inputs=[Parameter(name="server"), Parameter(name="generation")],
-        retry_strategy=limit_retries(1),
+        retry_strategy=retries(1),
     )

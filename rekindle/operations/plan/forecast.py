@@ -56,7 +56,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of a run. `unconditional_total`: the total without conditional tasks."""
+    """The forecast of a run. `total`: its time; `unconditional_total`: its time without conditional
+    tasks."""
 
     name: str
     rows: list[Row]
@@ -128,8 +129,8 @@ class Sources:
             return []
 
     def object_finder(self, objects: Iterable[Mapping[str, Any]]) -> Any:
-        """Return a function that finds an object by kind and name: in `objects`, else in the home
-        or the cluster."""
+        """Return a function that finds an object by kind and name: in `objects`, else in the
+        cluster or, without a cluster, in argolocal's home folder."""
         find = make_finder(objects)
 
         def find_anywhere(kind: str, name: str) -> Any:

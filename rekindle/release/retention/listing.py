@@ -451,7 +451,7 @@ def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
     run = RunName.or_none(folders[0])
     if not run or not ownership.read(store, run):
         return frozenset()
-    # the last part may be only the beginning of a name
+    # the last part of the prefix may be only the beginning of a task's name
     prefix = literal if "/" in literal else f"{run}/"
     names = {"/".join(item.key.split("/")[:2]) for item in store.list(prefix)}
     return frozenset(name for name in names if TaskReference.matches(name))

@@ -41,8 +41,8 @@ class Mark(BaseModel):
 
     `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
     folder, not only those of `tasks`. `ended`: Unix time; None while the run is active. `counted`:
-    False for a run of a backfill. `run_id`: id of its record in MLflow; "" until the run has
-    reported its end. `uid`: uid of the Workflow; "" if unknown.
+    True if `keep_runs` counts the run; False for a run of a backfill. `run_id`: id of its record in
+    MLflow; "" until the run has reported its end. `uid`: uid of the Workflow; "" if unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -66,7 +66,8 @@ class Mark(BaseModel):
         """Return True if the run owns the object with this key."""
         folder, _, rest = key.partition("/")
         task, slash, _ = rest.partition("/")
-        # a mark may be forged: only the owner of a generated name owns all objects of its folder
+        # a mark may be forged, so `whole` counts only for a run whose name looks generated: such a
+        # name is unique
         owns_folder = self.whole and GENERATED.fullmatch(run) is not None
         if folder != run:
             return False
@@ -90,8 +91,8 @@ def begin(
 
     `workflow`: the Workflow with its name and tasks. `is_first`: True if no task of the run has
     written artifacts yet. Then existing objects in its folder belong to another owner, even if the
-    name looks generated: a manifest may have both a name and a generateName. `counted`: False for a
-    run of a backfill.
+    name looks generated: a manifest may have both a name and a generateName. `counted`: True if
+    `keep_runs` counts the run; False for a run of a backfill.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:

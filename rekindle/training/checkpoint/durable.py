@@ -228,7 +228,10 @@ class RemoteCheckpoints:
         return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
 
     def _read_manifest(self, name: str) -> Manifest:
-        """Return an intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
+        """Return an intact manifest of this run.
+
+        Raises NotFound, DamagedCheckpoint, ConfigError.
+        """
         if not name.startswith(f"{self.prefix}/manifests/") or parse_step(name) < 0:
             raise DamagedCheckpoint(f"{name[:200]!r} is not a manifest of this run")
         manifest = manifest_file.parse_manifest(name, self.store.get(name))

@@ -58,7 +58,7 @@ class CheckpointInterval:
         self._last_step = step
 
     def record_loss(self) -> None:
-        """Record the loss of a worker that interrupted the training."""
+        """Count an interruption of the training because a worker was lost."""
         self._losses += 1
 
     def facts(self) -> IntervalFacts:

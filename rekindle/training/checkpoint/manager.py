@@ -175,11 +175,11 @@ class Checkpoints:
             time.sleep(0.2)
         return False
 
-    def close(self, *, remove: bool) -> None:
-        """Stop the upload and close the snapshots. `remove`: also delete the snapshots."""
+    def close(self, *, remove_snapshots: bool) -> None:
+        """Stop the upload and close the snapshots. `remove_snapshots`: also delete them."""
         if self._upload:
             self._upload.stop.set()  # the daemon threads of the upload end with the process
-        self.snapshots.close(remove=remove)
+        self.snapshots.close(remove=remove_snapshots)
 
     @property
     def _is_uploading(self) -> bool:

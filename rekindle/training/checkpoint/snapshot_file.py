@@ -277,7 +277,7 @@ class SnapshotFile:
         FLAG.pack_into(self._map, offset + LAST_STEP.size, _compute_flag(record))
 
     def clear_slot(self, slot: int) -> None:
-        """Mark the slot as empty until `commit`."""
+        """Mark the slot as empty until `commit_slot`."""
         assert self._map
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         FLAG.pack_into(self._map, offset + RECORD.size, 0)

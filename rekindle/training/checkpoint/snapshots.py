@@ -32,7 +32,8 @@ class Snapshots:
         self._tensors: list[torch.Tensor] = []
         # slot of the newest committed snapshot
         self._newest_slot = file.loaded_slot if file else None
-        self._queued_slots: set[int] = set()  # slots to be committed
+        # slots with copies that the thread has not yet committed to the snapshot file
+        self._queued_slots: set[int] = set()
         self._pinned_slots: set[int] = set()
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[CommitJob | None] = SimpleQueue()

@@ -30,7 +30,9 @@ SERVER_KINDS = (
     ),
     *("InferenceService", "CronJob"),
 )
-NODE_JOB = "node"  # name of the Job in a TrainingRuntime whose pods are numNodes of the TrainJob
+TRAINING_NODES_JOB = (
+    "node"  # name of the Job in a TrainingRuntime whose pods are numNodes of the TrainJob
+)
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
 # (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
@@ -206,7 +208,7 @@ def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -
     nodes = (spec.get("trainer") or {}).get("numNodes") or 1
     runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
     return [
-        replace(item, count=item.count * nodes) if item.role == NODE_JOB else item
+        replace(item, count=item.count * nodes) if item.role == TRAINING_NODES_JOB else item
         for item in runtime
     ]
 

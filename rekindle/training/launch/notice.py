@@ -21,8 +21,7 @@ from argolocal.common.processes import python_command
 from rekindle.errors import say
 from rekindle.kubernetes_names import REKINDLE_NOTICE
 
-# environment variable with the cloud (`aws` or `azure`) and, after a space, an address that
-# replaces METADATA_ADDRESS
+# REKINDLE_NOTICE is the cloud (`aws` or `azure`) and, after a space, an address instead of this
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0

@@ -18,7 +18,6 @@ from rekindle.training.ledger.accounting import EventAccounting
 from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
 from rekindle.training.membership.state_machine import MembershipStateMachine
 
-# environment variable with the port; without it, the coordinator serves no metrics
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUESTS = 16  # number of simultaneous requests
 MAX_REQUEST_BYTES = 16 << 10

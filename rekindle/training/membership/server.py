@@ -51,11 +51,9 @@ from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
 
-# environment variable with the number of seconds that the workers may train, without waiting times
 TICK_INTERVAL_S = 0.1
-MAX_TICK_DELAY_S = (
-    0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
-)
+# a longer delay of a tick counts as a pause of the coordinator
+MAX_TICK_DELAY_S = 0.05
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
 MAX_UNVERIFIED_CONNECTIONS = 128

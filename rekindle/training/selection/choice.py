@@ -25,7 +25,8 @@ from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.validation import Subset, parse_measures
 from rekindle.workload import Workload, dataset_facts
 
-Values = dict[str, float]  # `loss`, and the workload's measures
+# a model's values on the held-out samples, by name: `loss`, and the workload's measures
+Values = dict[str, float]
 
 
 def choose_family(

@@ -61,10 +61,10 @@ def rank_trials(values: Mapping[int, float | None], count: int, better: str) -> 
 
 
 def usable_result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
-    """Return the possible numbers of jobs whose results the next decision uses, in ascending order.
+    """Return a range of counts n: the next decision may use the results of the first n jobs.
 
-    The decision uses the first number that allows one. The range is empty while results are
-    missing.
+    It uses the smallest n with which it can choose a job. The range is empty while results that it
+    needs are missing.
     """
     is_sampling = sum(job.rung == 0 for job in jobs) < sweep.trial_count
     available = 0

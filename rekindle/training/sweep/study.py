@@ -51,7 +51,8 @@ class StallDetector:
     def find_stalled_job(
         self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]
     ) -> Job | None:
-        """Return the first stalled job, or None. `read` returns the recorded seconds."""
+        """Return the first stalled job, or None. `read` returns the seconds that each job has used,
+        as recorded in the store."""
         now = time.monotonic()
         if now < self.next_check:
             return None

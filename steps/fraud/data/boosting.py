@@ -92,7 +92,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 class Sample:
     """The rows to fit trees on: all frauds, and a random sample of about MAX_GENUINE_ROWS genuine
-    rows. They are added in pieces."""
+    rows. `add` takes the training rows piece by piece."""
 
     def __init__(self, total: int) -> None:
         """`total`: number of training rows in all pieces."""

@@ -16,19 +16,19 @@ from steps.fraud.fraud_config import Columns, Text
 
 SEPARATORS = ",;\t|"
 # names of the columns that `read_csv` adds
-LINE = "line"
+LINE_NUMBER = "line"
 RAGGED = "ragged"
 FILE = "file"
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
-    """Read the rows in file order. Add the columns LINE (from 1), FILE, and RAGGED, which has the
-    text of lines that do not fit the header.
+    """Read the rows in file order. Add the columns LINE_NUMBER (from 1), FILE, and RAGGED, with
+    the text of lines that do not fit the header.
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
     content = _decode(file, text.encoding).replace("\r\n", "\n")
-    lines = pl.DataFrame({RAGGED: content.split("\n")}).with_row_index(LINE, 1)
+    lines = pl.DataFrame({RAGGED: content.split("\n")}).with_row_index(LINE_NUMBER, 1)
 
     lines = lines.filter(pl.col(RAGGED).str.strip_chars() != "")
     if lines.is_empty():
@@ -51,13 +51,13 @@ def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
             csv_bytes, has_header=False, new_columns=names, separator=separator, infer_schema=False
         )
 
-    rows = rows.with_columns(complete_lines[LINE], pl.lit(None, pl.String).alias(RAGGED))
+    rows = rows.with_columns(complete_lines[LINE_NUMBER], pl.lit(None, pl.String).alias(RAGGED))
     if len(ragged_lines):
         all_rows = pl.concat([rows, ragged_lines], how="diagonal")
     else:
         all_rows = rows
 
-    return all_rows.sort(LINE).with_columns(pl.lit(file.name).alias(FILE))
+    return all_rows.sort(LINE_NUMBER).with_columns(pl.lit(file.name).alias(FILE))
 
 
 def _decode(file: Path, encoding: str) -> str:

@@ -10,7 +10,7 @@ import polars as pl
 
 from rekindle.errors import DataError
 from steps.fraud.data.convert import amount, instant, number
-from steps.fraud.data.csv_file import FILE, LINE, RAGGED
+from steps.fraud.data.csv_file import FILE, LINE_NUMBER, RAGGED
 from steps.fraud.data.suspicions import strays
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, identity
 from steps.fraud.fraud_config import Columns, Text
@@ -195,8 +195,8 @@ def _reject_too_many(
     lines = []
     for reason, count in checked.reasons().items():
         first = checked.rejects.filter(pl.col("reason") == reason).row(0, named=True)
-        if LINE in first:
-            position = f"line {first[LINE]:,} of {first[FILE]}"
+        if LINE_NUMBER in first:
+            position = f"line {first[LINE_NUMBER]:,} of {first[FILE]}"
         else:
             position = f"row {first['row']:,}"
 

@@ -166,7 +166,8 @@ class State:
         rows = Rows.concat([self.rows[past], later[of_cards]])
         rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        later_rows = np.argsort(order)[len(past) :]  # positions of the later rows in `order`
+        # positions in `order` of the requests' rows, which are later than the state
+        later_rows = np.argsort(order)[len(past) :]
         columns = card_features(rows[order], row_indices=later_rows)
         columns.update(self._terminal_columns(later, request, of_cards))
         later_table = matrix(columns, NAMES)

@@ -49,7 +49,8 @@ TAKEOVER = 4  # number of the scenario
 # payments of a takeover, and seconds between two of them
 TAKEOVER_PAYMENTS = (4, 8)
 TAKEOVER_GAP = (300, 3600)
-TRIAL_AMOUNT = (0.5, 2.0)  # of the first payment of a takeover
+# lowest and highest amount of the first payment of a takeover, which tries the card
+TRIAL_AMOUNT = (0.5, 2.0)
 
 
 def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:

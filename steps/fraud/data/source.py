@@ -14,7 +14,7 @@ import polars as pl
 from rekindle.errors import DataError, did_you_mean
 from rekindle.kubernetes_names import S3_ENDPOINT_URL
 from rekindle.names import parse_s3_address
-from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
+from steps.fraud.data.csv_file import FILE, LINE_NUMBER, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.simulation_uri import parse
 from steps.fraud.fraud_config import Columns, Data
@@ -26,8 +26,8 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
     """Read the source with the columns id, time, card, terminal, amount, fraud and, if it exists,
     scenario.
 
-    Rows of CSV files also have the columns LINE, FILE and RAGGED. Objects in S3 are downloaded to
-    `scratch`. Raises DataError or ConfigError.
+    Rows of CSV files also have the columns LINE_NUMBER, FILE and RAGGED. Objects in S3 are
+    downloaded to `scratch`. Raises DataError or ConfigError.
     """
     scheme = urlsplit(data.source).scheme
     if scheme == "simulate":
@@ -72,13 +72,13 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
 def _read_csv(file: Path, data: Data) -> pl.DataFrame:
     frame = read_csv(file, data.text, data.columns)
     chosen = _map_columns(
-        [name for name in frame.columns if name not in (LINE, RAGGED, FILE)],
+        [name for name in frame.columns if name not in (LINE_NUMBER, RAGGED, FILE)],
         data.columns,
         str(file),
     )
     return frame.select(
         *(pl.col(source_name).alias(name) for name, source_name in chosen.items()),
-        LINE,
+        LINE_NUMBER,
         FILE,
         RAGGED,
     )

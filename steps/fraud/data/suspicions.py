@@ -12,7 +12,7 @@ STRAY_GAP = 30 * DAY  # minimum time between all other rows and a few stray rows
 MAX_STRAYS = 0.001  # maximum share of stray rows
 MAX_DUPLICATES = 0.001  # maximum share of rows that equal another row except for their id
 MAX_FRAUD_SHARE = 0.03  # maximum share of frauds; of card payments, fewer than 1% are frauds
-MIN_IDENTIFIED = 0.8  # minimum share of the frauds that a leaking column identifies
+MIN_LEAK_SHARE = 0.8  # minimum share of the frauds that a leaking column identifies
 MIN_FRAUDS = 10  # minimum number of frauds to look for leaking columns
 
 
@@ -115,7 +115,7 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
         if name == "amount":
             share = max(share, _share_at_one_end(values, is_fraud))
 
-        if share >= MIN_IDENTIFIED:
+        if share >= MIN_LEAK_SHARE:
             result.append(
                 f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it"
                 " contain the label, or facts from after the transaction? Name the column with the"
@@ -141,6 +141,6 @@ def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
     return max(
-        (float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED),
+        (float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_LEAK_SHARE),
         default=0,
     )

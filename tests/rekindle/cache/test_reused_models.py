@@ -17,7 +17,7 @@ from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
 from rekindle.cache.reused_models import MODEL_FILES, copy_reused_models
 from rekindle.keys import CACHED
-from rekindle.step import pack
+from rekindle.step import encode_parameter
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 from tests.ports import free_port
@@ -46,7 +46,9 @@ def reused_models(
     """Return the location of the model of each training, after `prepare` of `run` has looked it
     up."""
     cached = json.loads(parameters(manifest)[CACHED])
-    rows = copy_reused_models(store, pack(json.dumps(manifest)), cached, f"{run}/prepare", outputs)
+    rows = copy_reused_models(
+        store, encode_parameter(json.dumps(manifest)), cached, f"{run}/prepare", outputs
+    )
     assert rows.keys() == cached.keys(), "the conditions of the workflow need every row"
     return {
         row["task"]: row["at"]
@@ -170,7 +172,7 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
     manifest = rendered(*SETTINGS)
     store = s3
     cached = json.loads(parameters(manifest)[CACHED])
-    packed = "" if loss == "manifest" else pack(json.dumps(manifest))
+    packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
     # the entry looks complete, because another file has the size of the missing one
     if loss == "file":

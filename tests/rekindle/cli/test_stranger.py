@@ -185,7 +185,7 @@ def test_help_and_completion_in_an_untrusted_folder_run_no_file(
 
 
 def test_reading_the_commit_runs_no_program_of_the_repository(fetched: Folder):
-    program = "from rekindle.blocks.manifest.provenance import git_sha; print(git_sha())"
+    program = "from rekindle.blocks.manifest.provenance import read_git_sha; print(read_git_sha())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=fetched.root, capture_output=True, text=True
     )

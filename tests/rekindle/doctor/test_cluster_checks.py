@@ -176,7 +176,7 @@ def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyClust
     assert pod_check(cpu="64") == (
         False,
         True,
-        f"{stays}a pod does not fit into any node (64 cpu of 16 of large)",
+        f"{stays}the pod does not fit into any node (64 cpu of 16 of large)",
     )
 
     labels = "no node has the labels disk=ssd; an autoscaler may add one"
@@ -186,7 +186,7 @@ def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyClust
         "spec": {"nodeName": "large", "containers": [{"resources": {"requests": {"cpu": "10"}}}]}
     }
     server.put("/api/v1/pods", {"metadata": {"name": "other", "labels": {}}, **running})
-    in_use = "a pod fits into a node, but other pods use its room now (8 cpu of 6 of large)"
+    in_use = "the pod fits into a node, but other pods use its resources now (8 cpu of 6 of large)"
     assert pod_check(cpu="8") == (False, False, stays + in_use)
     server.put(
         "/api/v1/pods",

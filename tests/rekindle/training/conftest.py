@@ -73,7 +73,7 @@ def open_(
 
     yield make
     for checkpoints in opened:
-        checkpoints.close(remove=True)
+        checkpoints.close(remove_snapshots=True)
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
     for group in groups:
         assert group.state.step == newest
         assert bool((group.state.memory == newest).all())
-        group.checkpoints.close(remove=True)
+        group.checkpoints.close(remove_snapshots=True)
 
 
 def test_a_sender_that_dies_leaves_the_receivers_state_intact(
@@ -108,4 +108,4 @@ def test_a_sender_that_dies_leaves_the_receivers_state_intact(
     assert bool((receiver.state.memory == 5).all())
     sender.state.memory = whole
     for group in (receiver, sender):
-        group.checkpoints.close(remove=True)
+        group.checkpoints.close(remove_snapshots=True)

@@ -85,6 +85,6 @@ def test_a_training_that_was_not_tried_in_time_is_reported(
     monkeypatch.setattr(rehearsal, "TIMEOUT_S", 0.01)
     check_trainable(write_workload(tmp_path, "late", TEMPLATE))
     assert (
-        "not tried before the run: it took more than 0.01 s. `rekindle check CONFIG`"
+        "not rehearsed before the run: it took more than 0.01 s. `rekindle check CONFIG`"
         in capsys.readouterr().err
     )

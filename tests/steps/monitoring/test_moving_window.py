@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import DataError, tracking
-from rekindle.step import load, pack
+from rekindle.step import encode_parameter, load
 from tests.steps.bills import workload
 
 # counts the rows of the days before the end of the window
@@ -43,7 +43,9 @@ class Weeks:
             "workflow": workflow,
             "experiment": self.name,
             "config": config,
-            "manifest": pack(json.dumps({"spec": {"arguments": {"parameters": parameters}}})),
+            "manifest": encode_parameter(
+                json.dumps({"spec": {"arguments": {"parameters": parameters}}})
+            ),
         }
 
         outputs = prepare.run(

@@ -17,10 +17,10 @@ from argolocal.controllers import kubectl_check
 from argolocal.language.selector import evaluate_conditions
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.validate import lint
-from rekindle.blocks.container import limit_retries
+from rekindle.blocks.container import retries
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
-from rekindle.blocks.resource import apply_template
+from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
@@ -260,8 +260,8 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
         obj["metadata"]["name"] = kind.lower()
         success = BLOCKS[kind].success
 
-        return apply_template(
-            kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=limit_retries(1)
+        return apply(
+            kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1)
         )
 
     others = [kind for kind in JOBS if kind != "PyTorchJob"]  # other tests run PyTorchJobs

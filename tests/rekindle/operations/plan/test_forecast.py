@@ -404,7 +404,7 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     assert rows(plan)["[0].fetch"].time.seconds == 60
     assert plan.former_runs == ["plain-x"]
     assert (
-        "[0].fetch: a pod does not fit into any node (2 nvidia.com/gpu of 1 of small)"
+        "[0].fetch: the pod does not fit into any node (2 nvidia.com/gpu of 1 of small)"
         in plan.shortages
     )
     assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.shortages

@@ -44,7 +44,7 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
         update(first, step)
         first.save_if_due(RankSize(0, 1), durable=False)
 
-    first.close(remove=False)
+    first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
     assert 1 <= second.state.step <= 8
     assert second.loader.data.position == sum(range(second.state.step + 1))
@@ -73,7 +73,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
         first = open_(node=f"n{newer}")
         update(first, 3)
         first.save_if_due(RankSize(0, 1), durable=False)
-        first.close(remove=False)
+        first.close(remove_snapshots=False)
         other = open_()
         update(other, newer)
 
@@ -95,7 +95,7 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
 ) -> None:
     first = open_(node="n")
     train(first, 3)
-    first.close(remove=False)
+    first.close(remove_snapshots=False)
     path = snapshot_file.snapshot_path(
         snapshot_file.hash_run_name(IDENTITY, first.remote.prefix), snapshot_file.hash_worker_name()
     )
@@ -119,7 +119,7 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
         update(first, step)
         first.save_if_due(RankSize(0, 1), durable=False)
 
-    first.close(remove=False)
+    first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
     assert second.state.step < 8, "the snapshot is older than the last step"
     assert events[-1][0] == "restored", "without a group, no coordinator may be connected"
@@ -171,7 +171,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     log = capsys.readouterr().err
     assert "the state of step 6 is not in the object store: " in log
     assert "A copy remains in" in log
-    last.close(remove=False)
+    last.close(remove_snapshots=False)
     assert open_(node="n").state.step == 6
 
 
@@ -283,7 +283,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     train(first, 4)
     first.save_if_due(RankSize(0, 1), durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
-    first.close(remove=False)
+    first.close(remove_snapshots=False)
     hot = open_(node="n")
     durable = open_(node="m")
     assert hot.snapshot_crc != 0, "it identifies equal states"
@@ -302,7 +302,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert log.count("resuming from step 4") == 1
     assert "step 4 was found in shared memory" in log
     assert [durable.interval.facts()["losses"], hot.interval.facts()["losses"]] == [1, 0]
-    hot.close(remove=True)
+    hot.close(remove_snapshots=True)
     assert open_(node="n").state.step == -1, "its snapshots were removed"
 
 
@@ -383,7 +383,7 @@ def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
 ) -> None:
     first = open_(node="n")
     train(first, 3)
-    first.close(remove=False)
+    first.close(remove_snapshots=False)
     capsys.readouterr()
 
     for node, found in (("n", True), ("m", False)):
@@ -394,6 +394,6 @@ def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
         assert ("another torch build" in log) == found
         assert ("another kind of machine" in log) != found
 
-    other.close(remove=True)
+    other.close(remove_snapshots=True)
     assert begin(open_(node="m")) == 3
     assert "another kind" not in capsys.readouterr().err

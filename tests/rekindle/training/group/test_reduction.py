@@ -46,7 +46,7 @@ class RecordingGroup:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "TIMEOUT", timedelta(seconds=30))
+    monkeypatch.setattr(process_group, "COLLECTIVE_TIMEOUT", timedelta(seconds=30))
 
 
 def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:

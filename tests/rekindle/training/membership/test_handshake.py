@@ -116,7 +116,7 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
 
 
 def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(handshake, "PROOF_TIMEOUT_S", 0.1)
 
     async def scene() -> None:
         async with serving() as (coordinator, address):

@@ -232,7 +232,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from rekindle.errors import RekindleError
-from rekindle.workload import digest_of
 from rekindle.workload import prepare
 from steps import fraud
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # every larger file fails, as on a full disk
