@@ -196,7 +196,7 @@ def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyClust
 
     (node,) = server.fixed["/api/v1/nodes"]["items"]
     node["spec"]["taints"] = [{"key": "team", "value": "a", "effect": "NoSchedule"}]
-    taint = "the pod does not tolerate a taint of each node (team=a:NoSchedule)"
+    taint = "every node has a taint that the pod does not tolerate (team=a:NoSchedule)"
     assert pod_check(cpu="8") == (False, True, stays + taint)
 
     for toleration in (
