@@ -73,7 +73,7 @@ def build(workload: Any, name: str, section: object, facts: dict[str, Any]) -> A
     return (family.model if isinstance(family, Fitted) else family)(section, facts)
 
 
-def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
+def iterate_functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
     """Yield (label, function, names of its arguments) for all functions of the families."""
     for name, family in get_families(workload).items():
         label = f'families["{name}"]' if name else "model"

@@ -69,19 +69,19 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
-    return set(_nodes(model, path)[1].get("properties", ()))
+    return set(_schemas_at(model, path)[1].get("properties", ()))
 
 
 def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
     """Return the rule that a value violates according to pydantic; if the rule is a pattern, the
     description of the field instead."""
-    description = _nodes(model, error["loc"])[0].get("description")
+    description = _schemas_at(model, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and description:
         return f"it has the wrong form for: {description}."
     return rule(error["msg"])
 
 
-def _nodes(
+def _schemas_at(
     model: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema at `path` of a model, before and after references are resolved; {} if
@@ -120,7 +120,7 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
     """
     path = list(filter(None, key.split(".")))
     for depth, part in enumerate(path):
-        node = _nodes(model, path[:depth])[1]
+        node = _schemas_at(model, path[:depth])[1]
         properties = node.get("properties", {})
         if part not in properties and not isinstance(node.get("additionalProperties"), dict):
             if properties:
@@ -133,7 +133,10 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
 
     return list(
         _describe(
-            ".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()
+            ".".join(path),
+            _schemas_at(model, path)[0],
+            _schema(model).get("$defs", {}),
+            frozenset(),
         )
     )
 
@@ -151,7 +154,10 @@ def _describe(
 
     if not inner or title in above:
         yield Setting(
-            key, _values(node, definitions), node.get("default"), node.get("description", "")
+            key,
+            _describe_values(node, definitions),
+            node.get("default"),
+            node.get("description", ""),
         )
         return
 
@@ -159,12 +165,14 @@ def _describe(
         yield from _describe(f"{key}.{name}".lstrip("."), value, definitions, above | {title})
 
 
-def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
+def _describe_values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Describe the values that a JSON schema allows, such as `integer >= 1`, `linear | cosine`,
     `list of text`."""
     options = node.get("anyOf")
     if options:
-        return " | ".join(dict.fromkeys(_values(option, definitions) for option in options))
+        return " | ".join(
+            dict.fromkeys(_describe_values(option, definitions) for option in options)
+        )
 
     choices = node.get("enum", [node["const"]] if "const" in node else None)
     if choices:
@@ -173,7 +181,7 @@ def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
     node = resolve(node, definitions)
     kind = str(node.get("type", "any value"))
     if kind == "array":
-        return f"list of {_values(node.get('items', {}), definitions)}"
+        return f"list of {_describe_values(node.get('items', {}), definitions)}"
 
     bounds = [f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node]
     return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
@@ -248,10 +256,10 @@ def parse_section(section: type[S], values: object, name: str) -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(*(_sentence(section, name, e) for e in error.errors())) from error
+        raise ConfigError(*(_error_sentence(section, name, e) for e in error.errors())) from error
 
 
-def _sentence(section: type[Section], name: str, error: ErrorDetails) -> str:
+def _error_sentence(section: type[Section], name: str, error: ErrorDetails) -> str:
     key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]

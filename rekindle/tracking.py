@@ -413,7 +413,7 @@ def register(
             if not found or REMOVED in mapping(found.get("tags")):
                 continue
 
-            if _confirm(name, number):
+            if _confirm_first_version(name, number):
                 remove_duplicates(name, uri, source, number)
                 return _make_release(found)
 
@@ -421,7 +421,7 @@ def register(
         number = version["version"]
         # another process may have registered the same files since the search: the first one counts
         first = next(iter(_registered_versions(name, uri, source)), version)
-        if first["version"] == number and _confirm(name, number):
+        if first["version"] == number and _confirm_first_version(name, number):
             _set_alias(name, CANDIDATE, number)
             return _make_release(version)
 
@@ -439,7 +439,7 @@ def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
             _delete("model-versions/delete", {"name": name, "version": version["version"]})
 
 
-def _confirm(name: str, number: str) -> bool:
+def _confirm_first_version(name: str, number: str) -> bool:
     """Note that a version is the first one of its files. Return False if it was deleted."""
     version = {"name": name, "version": number, "key": UNCONFIRMED}
     return _delete("model-versions/delete-tag", version)

@@ -303,7 +303,7 @@ def load(name: str) -> Workload:
         )
 
     families.check(name, workload)
-    for label, function, arguments in families.functions(workload):
+    for label, function, arguments in families.iterate_functions(workload):
         _check_arguments(name, label, function, arguments)
 
     for function, names in ARGUMENTS.items():

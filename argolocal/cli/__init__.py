@@ -172,7 +172,7 @@ def stop(name: str | None, as_json: bool) -> None:
     from argolocal.runner import run
     from argolocal.view import runs
 
-    name = run.stop(name or runs.find_newest(home(), ("Running",)), _cluster())
+    name = run.stop(name or runs.find_newest(home(), ("Running",)), make_cluster())
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 
@@ -224,7 +224,7 @@ def down(as_json: bool) -> None:
     Example:
       argolocal down
     """
-    stopped = _cluster().down()
+    stopped = make_cluster().down()
     if stopped or as_json:
         print_result(
             as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped)
@@ -252,7 +252,7 @@ def trust(folder: Path, as_json: bool) -> None:
     )
 
 
-def _cluster() -> Any:
+def make_cluster() -> Any:
     """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses
     these commands."""
     module, _, class_name = program.cluster.partition(":")

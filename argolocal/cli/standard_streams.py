@@ -55,8 +55,8 @@ def prepare() -> None:
             _open_devnull(number)
 
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = _stream(1, sys.stdout, ignore_errors=False)
-    sys.stderr = _stream(2, sys.stderr, ignore_errors=True)
+    sys.stdout = _open_stream(1, sys.stdout, ignore_errors=False)
+    sys.stderr = _open_stream(2, sys.stderr, ignore_errors=True)
 
 
 def ignore_stdout_errors() -> None:
@@ -66,7 +66,7 @@ def ignore_stdout_errors() -> None:
         raw.ignore_errors = True
 
 
-def _stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
+def _open_stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
     options: dict[str, Any] = {"line_buffering": number == 2}
     if isinstance(old_stream, io.TextIOWrapper):
         options = {

@@ -318,7 +318,7 @@ class Supervisor:
             )
         except OSError:
             return None
-        task = asyncio.create_task(_discard(responses))
+        task = asyncio.create_task(_discard_input(responses))
         self.mirror_tasks.add(task)
         task.add_done_callback(self.mirror_tasks.discard)
         return writer
@@ -328,7 +328,7 @@ def _port(replica: Replica, listening_port: ListeningPort) -> int:
     return port_number(replica.pod.spec["containers"][0], listening_port.target)
 
 
-async def _discard(source: asyncio.StreamReader) -> None:
+async def _discard_input(source: asyncio.StreamReader) -> None:
     with suppress(OSError):
         while await source.read(CHUNK_BYTES):
             pass

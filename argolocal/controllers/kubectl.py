@@ -107,7 +107,10 @@ class Resources:
             return [PodStarted(action.id), _failure(action.id, f"no more retries {error}")]
 
         if not conditions:
-            return [PodStarted(action.id), self._success(WaitingNode(action, kind, name))]
+            return [
+                PodStarted(action.id),
+                self._make_success_event(WaitingNode(action, kind, name)),
+            ]
 
         self.waiting[action.id] = WaitingNode(action, kind, name)
         return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
@@ -266,7 +269,9 @@ class Resources:
                     " application/merge-patch+json"
                 )
 
-            if record.exists() and _content(current_object) == json.loads(record.read_text()):
+            if record.exists() and _patchable_fields(current_object) == json.loads(
+                record.read_text()
+            ):
                 return current_object
 
             try:
@@ -277,7 +282,7 @@ class Resources:
                 ) from None
 
             record.parent.mkdir(exist_ok=True)
-            write_atomically(record, to_json(_content(new_object)))
+            write_atomically(record, to_json(_patchable_fields(new_object)))
             return new_object
 
         controller.patch(name, update)
@@ -376,12 +381,12 @@ class Resources:
 
         self.forget(id)
         if succeeded:
-            return [self._success(waiting)]
+            return [self._make_success_event(waiting)]
 
         cause = _reported_cause(obj)
         return [_failure(id, f"{reason}: {cause}" if cause else reason)]
 
-    def _success(self, waiting: WaitingNode) -> PodEnded:
+    def _make_success_event(self, waiting: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = (self._controller(waiting.kind).get(waiting.name) if waiting.name else None) or {}
 
@@ -458,7 +463,7 @@ def apply_patch(obj: Object, patch: object, strategy: str) -> Object:
     )
 
 
-def _content(obj: Object) -> Object:
+def _patchable_fields(obj: Object) -> Object:
     """Return the object without its status, resourceVersion and generation, which a patch does not
     set."""
     counters = ("resourceVersion", "generation")

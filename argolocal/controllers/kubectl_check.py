@@ -16,7 +16,7 @@ from argolocal.manifest.patch import PATCHES
 TAG_PLACEHOLDER = "tag-of-argo"  # replaces each template tag in a manifest
 
 
-def _objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
+def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the objects of a manifest, or [] if it is not valid YAML without the values of its
     tags."""
     try:
@@ -69,7 +69,7 @@ def check(resource: dict[str, Any], where: str, cluster: Cluster) -> None:
             f" {', '.join(kinds)}."
         )
 
-    for item in _objects(resource):
+    for item in _parse_objects(resource):
         name = str(item.get("kind"))
         version = str(item.get("apiVersion"))
 

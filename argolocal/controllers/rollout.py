@@ -83,7 +83,7 @@ class Rollout:
         version = hashlib.sha256(to_json(template, sort_keys=True).encode()).hexdigest()[:10]
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
 
-        run = owner(obj, self.cluster)
+        run = find_owner_run(obj, self.cluster)
         if run and not run.runner():
             desired = 0
         else:
@@ -222,10 +222,10 @@ class Rollout:
 
         reactions = [(readiness, set_ready), (liveness, restart_if_dead)]
         await asyncio.gather(
-            *(self._repeat(probe, ip, report) for probe, report in reactions if probe)
+            *(self._run_probe(probe, ip, report) for probe, report in reactions if probe)
         )
 
-    async def _repeat(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
+    async def _run_probe(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
         """Run a probe forever, and `report` each success and each failure beyond the threshold."""
         await asyncio.sleep(probe.delay)
         failure_count = 0
@@ -298,7 +298,7 @@ class Rollout:
             )
 
 
-def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
+def find_owner_run(obj: Object, cluster: Cluster) -> RunFiles | None:
     """Return the run whose workflow owns the Deployment, or None."""
     references = obj["metadata"].get("ownerReferences") or []
     names = (

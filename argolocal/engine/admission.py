@@ -154,7 +154,7 @@ def check_parallelism(
     if limit is not None and len(context.table.active_pods) >= int(limit):
         raise LimitReached
     if node and ("dag" in template or "steps" in template):
-        _enforce_limits(context, node, template, lambda id: _active_pods(context, id))
+        _enforce_limits(context, node, template, lambda id: _count_active_pods(context, id))
 
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.nodes[boundary]
@@ -164,7 +164,7 @@ def check_parallelism(
         )
 
 
-def _active_pods(context: Context, boundary: str) -> int:
+def _count_active_pods(context: Context, boundary: str) -> int:
     return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active_pods)
 
 
@@ -180,7 +180,7 @@ def _enforce_limits(
     limit = template.get("parallelism")
 
     if template.get("failFast") is True and context.table.child_counts[boundary, "failed"]:
-        if not _active_pods(context, boundary):
+        if not _count_active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
             groups = [
                 node

@@ -259,15 +259,15 @@ class Dag:
     def connect(self, task: str, name: str, group: str | None = None) -> None:
         """Make node `name` a child of node `group`, or else of the nodes that `task` depends on."""
         if group:
-            self.table.child(group, name)
+            self.table.link_child(group, name)
         elif not self.needs[task]:
-            self.table.child(self.name, name)
+            self.table.link_child(self.name, name)
         else:
             for dependency in self.needs[task]:
                 for id in self.table.outbound_nodes(self.table.ids[f"{self.name}.{dependency}"]):
                     if id not in self.table.nodes:  # an exit hook that could not start has no node
                         return
-                    self.table.child(self.table.nodes[id]["name"], name)
+                    self.table.link_child(self.table.nodes[id]["name"], name)
 
     def _run(self, name: str, task: Task) -> bool:
         """Run a task. Return True if a limit blocks all new tasks."""
@@ -286,7 +286,7 @@ class Dag:
 
                 members = expand(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
-                self.table.error(full_name, task, self.options(), str(error))
+                self.table.mark_error(full_name, task, self.options(), str(error))
                 self.connect(name, full_name)
                 return False
 

@@ -41,7 +41,7 @@ def run_workflow_hooks(context: Context) -> bool:
                     all_completed &= _run(
                         context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG)
                     )
-                    context.table.child(context.name, name)
+                    context.table.link_child(context.name, name)
     except NodeError as error:
         context.table.mark(context.name, "Error", str(error))
         return True
@@ -109,7 +109,7 @@ def run_conditional_hooks(
             all_completed &= _run(
                 context, name, hook, arguments, Options(options.boundary, flag=HOOK_FLAG)
             )
-            context.table.child(node["name"], name)
+            context.table.link_child(node["name"], name)
 
     return all_completed
 
@@ -142,7 +142,7 @@ def run_exit_hook(
             context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG)
         )
     finally:
-        context.table.child(node["name"], name)  # as in Argo, even if the hook could not start
+        context.table.link_child(node["name"], name)  # as in Argo, even if the hook could not start
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:

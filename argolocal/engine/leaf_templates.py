@@ -88,7 +88,7 @@ def execute(
 
     context.table.orphaned_pods.discard(node["id"])
     if "containerSet" in template:
-        containers = _container_nodes(context, node, template, caller, options)
+        containers = _create_container_nodes(context, node, template, caller, options)
     else:
         containers = {}
 
@@ -125,7 +125,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
     )
 
 
-def _container_nodes(
+def _create_container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: Options
 ) -> dict[str, str]:
     """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
@@ -149,6 +149,6 @@ def _container_nodes(
         for parent in [names[dependency] for dependency in container.get("dependencies") or []] or [
             node["name"]
         ]:
-            context.table.child(parent, names[container["name"]])
+            context.table.link_child(parent, names[container["name"]])
 
     return {name: context.table.ids[full_name] for name, full_name in names.items()}

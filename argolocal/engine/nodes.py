@@ -181,7 +181,7 @@ class NodeTable:
         self.child_counts: Counter[tuple[str, str]] = Counter()
 
         for node in self.nodes.values():
-            self._count(node, 1)
+            self._adjust_child_count(node, 1)
 
         self.now = 0.0
         # True: a node was fulfilled, so the scheduler walks the templates again
@@ -257,7 +257,7 @@ class NodeTable:
             node["nodeFlag"] = dict(options.flag)
 
         self.nodes[node["id"]] = node
-        self._count(node, 1)
+        self._adjust_child_count(node, 1)
         self.ids[name] = node["id"]
         self.changed_nodes[node["id"]] = None
         self.needs_requeue |= phase in FULFILLED
@@ -284,9 +284,9 @@ class NodeTable:
             self.changed_nodes[node["id"]] = None
 
         self.needs_requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
-        self._count(node, -1)
+        self._adjust_child_count(node, -1)
         node["phase"] = phase
-        self._count(node, 1)
+        self._adjust_child_count(node, 1)
 
         if message is not None:
             node["message"] = message
@@ -300,13 +300,13 @@ class NodeTable:
 
         return node
 
-    def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
+    def mark_error(self, name: str, caller: Task, options: Options, message: str) -> Node:
         """Set the phase of node `name` to Error; the node is created if it does not exist."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
 
-    def child(self, parent: str, name: str) -> None:
+    def link_child(self, parent: str, name: str) -> None:
         node = self.nodes[self.ids[parent]]
         children = node.setdefault("children", [])
         id = self.ids.get(name) or self.id(name)
@@ -394,7 +394,7 @@ class NodeTable:
             if child.get("nodeFlag", {}).get("hooked")
         )
 
-    def _count(self, node: Node, change: int) -> None:
+    def _adjust_child_count(self, node: Node, change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
             if node["phase"] in FAILED:
                 state = "failed"

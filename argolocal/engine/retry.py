@@ -98,8 +98,8 @@ def execute(
                     template, local_values
                 )
             except NodeError as error:
-                table.error(attempt, caller, options, str(error))
-                table.child(name, attempt)
+                table.mark_error(attempt, caller, options, str(error))
+                table.link_child(name, attempt)
                 raise
 
         attempt_node = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
@@ -147,13 +147,13 @@ def _execute_attempt(
         child = context.execute(attempt, caller, {}, options, is_attempt=True)
     except NodeError:
         if retry_policy == "OnFailure":  # the caller handles this error
-            table.child(parent["name"], attempt)
+            table.link_child(parent["name"], attempt)
             raise
 
         child = table.get(attempt)
 
     if child:
-        table.child(parent["name"], attempt)
+        table.link_child(parent["name"], attempt)
 
     if child and child.get("daemoned") and not parent.get("daemoned"):
         parent["daemoned"] = True
@@ -278,7 +278,7 @@ def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0"
     }
 
 
-def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
+def merge_template_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
     """Return the template merged over `templateDefaults`, without the defaults that belong to other
     template types."""
     if not defaults:

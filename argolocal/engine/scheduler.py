@@ -106,7 +106,7 @@ class Scheduler(Context):
             if (
                 self.table.orphaned_pods
                 and not self.table.needs_requeue
-                and not self._can_progress(excluding=self.table.orphaned_pods)
+                and not self._can_progress(excluded_ids=self.table.orphaned_pods)
             ):
                 for node in [self.nodes[id] for id in self.table.orphaned_pods]:
                     self._restart_orphan(node)
@@ -145,11 +145,11 @@ class Scheduler(Context):
         if node["id"] in self.table.orphaned_pods:
             self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
-    def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
+    def _can_progress(self, excluded_ids: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
             # a daemon does not count: it ends only when the template that started it completes
-            bool(self.table.active_pods - self.daemons.keys() - excluding)
+            bool(self.table.active_pods - self.daemons.keys() - excluded_ids)
             or self.wake is not None
             or any(
                 node["type"] in waiting_types and node["phase"] not in FULFILLED
@@ -296,13 +296,13 @@ class Scheduler(Context):
 
         try:
             if self.depth >= MAX_DEPTH:
-                return self.table.error(name, caller, options, TOO_DEEP_MESSAGE)
+                return self.table.mark_error(name, caller, options, TOO_DEEP_MESSAGE)
             return self._execute(name, caller, arguments, options, is_attempt)
         except (NodeError, LimitReached, ControllerCrash):
             raise
         except Exception as error:
             # end the node as after an error of its pod, so that exit handlers and retries run
-            return self.table.error(name, caller, options, describe(error))
+            return self.table.mark_error(name, caller, options, describe(error))
         finally:
             if not is_attempt:
                 self.depth -= 1
@@ -320,7 +320,7 @@ class Scheduler(Context):
                 name, caller, arguments, options
             )
         except NodeError as error:
-            self.table.error(name, caller, options, str(error))
+            self.table.mark_error(name, caller, options, str(error))
             raise
 
         if not is_attempt:
@@ -344,7 +344,7 @@ class Scheduler(Context):
             try:
                 node = admission.synchronize_and_memoize(self, name, caller, template, options)
             except NodeError as error:
-                self.table.error(name, caller, options, str(error))
+                self.table.mark_error(name, caller, options, str(error))
                 raise
 
             if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
@@ -357,13 +357,13 @@ class Scheduler(Context):
         try:
             return self._run(name, caller, template, options)
         except NodeError as error:
-            self.table.error(name, caller, options, str(error))
+            self.table.mark_error(name, caller, options, str(error))
             raise
 
     def _bind_template(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options
     ) -> Template:
-        template = retry.with_defaults(
+        template = retry.merge_template_defaults(
             self.inputs.template(caller), self.spec.get("templateDefaults")
         )
         mounted_volumes = volume_claims.mounted_volumes(self.spec, self.status, template)

@@ -94,16 +94,16 @@ def _children_fulfilled(context: Context, node: Node) -> bool:
 
 def _connect_group(context: Context, name: str, previous_group_name: str, group: str) -> None:
     if not previous_group_name:
-        context.table.child(name, group)
+        context.table.link_child(name, group)
         return
     previous_node = context.nodes[context.table.ids[previous_group_name]]
     if not previous_node.get("children"):
-        context.table.child(previous_group_name, group)
+        context.table.link_child(previous_group_name, group)
     for child in previous_node.get("children", []):
         for out in context.table.outbound_nodes(child):
             if out not in context.nodes:
                 raise ControllerCrash(f"could not obtain the out noden name for {out}")
-            context.table.child(context.nodes[out]["name"], group)
+            context.table.link_child(context.nodes[out]["name"], group)
 
 
 def _outbound_nodes(context: Context, group: Node) -> list[str]:
@@ -172,11 +172,11 @@ class Group:
                     if not should_execute(step.get("when", "")):
                         reason = f"when '{step['when']}' evaluated false"
                         self.table.create(name, "Skipped", "Skipped", step, self.options, reason)
-                        self.table.child(self.name, name)
+                        self.table.link_child(self.name, name)
                         continue
                 except WhenError as error:
                     self.table.create(name, "Skipped", "Error", step, self.options, str(error))
-                    self.table.child(self.name, name)
+                    self.table.link_child(self.name, name)
                     self.table.mark(self.name, "Error", str(error))
 
                     return False
@@ -192,7 +192,7 @@ class Group:
                 self.table.mark(self.name, "Failed", str(error))
                 return False
             except NodeError as error:
-                self.table.child(self.name, name)
+                self.table.link_child(self.name, name)
                 self.table.mark(
                     self.name,
                     "Error",
@@ -202,7 +202,7 @@ class Group:
 
             node = self.table.get(name)
             if node:
-                self.table.child(self.name, name)
+                self.table.link_child(self.name, name)
 
             unfinished_steps += [] if node and is_fulfilled(node) else [step]
 
@@ -243,7 +243,7 @@ class Group:
                     self.table.create(
                         name, "Skipped", "Skipped", step, self.options, "Skipped, empty params"
                     )
-                    self.table.child(self.name, name)
+                    self.table.link_child(self.name, name)
 
                 expanded_steps += items
         except (TemplateError, WhenError, ValueError) as error:

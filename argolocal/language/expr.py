@@ -106,7 +106,7 @@ def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
         return function(*(_eval(operand, inner_scope, frame) for operand in node[2]))
 
     if node_type == "predicate":
-        return _predicate(node, scope, frame)
+        return _make_predicate(node, scope, frame)
     if node_type == "pointer":
         return frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if node_type == "list":
@@ -203,7 +203,7 @@ def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any
     return OPERATORS[operator](lhs, _eval(right_node, scope, frame))
 
 
-def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
+def _make_predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     name = node[1]
     arguments = node[2]
     collection = _eval(arguments[0], scope, frame)
@@ -230,7 +230,9 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
     return result
 
 
-def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
+def _make_text_operator(
+    operator: str, test: Callable[[str, str], bool]
+) -> Callable[[Any, Any], bool]:
     def apply(lhs: object, rhs: object) -> bool:
         if lhs is None or rhs is None:
             return False
@@ -241,7 +243,7 @@ def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[
     return apply
 
 
-def _math_operator(
+def _make_math_operator(
     operator: str, apply: Callable[[Numeric, Numeric], Any]
 ) -> Callable[[Any, Any], Any]:
     def calculate(lhs: object, rhs: object) -> Any:
@@ -281,16 +283,16 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": lambda a, b: compare(a, b) <= 0,
     ">=": lambda a, b: compare(a, b) >= 0,
     "in": _in,
-    "matches": _text_operator("matches", lambda a, b: regexp.matches(b, a)),
-    "contains": _text_operator("contains", lambda a, b: b in a),
-    "startsWith": _text_operator("startsWith", str.startswith),
-    "endsWith": _text_operator("endsWith", str.endswith),
-    "..": _math_operator("..", lambda a, b: series(int(a), int(b) + 1)),
-    "+": _math_operator("+", lambda a, b: a + b),
-    "-": _math_operator("-", lambda a, b: a - b),
-    "*": _math_operator("*", lambda a, b: a * b),
-    "/": _math_operator("/", divide),
-    "%": _math_operator("%", _modulo),
-    "**": _math_operator("**", power),
-    "^": _math_operator("^", power),
+    "matches": _make_text_operator("matches", lambda a, b: regexp.matches(b, a)),
+    "contains": _make_text_operator("contains", lambda a, b: b in a),
+    "startsWith": _make_text_operator("startsWith", str.startswith),
+    "endsWith": _make_text_operator("endsWith", str.endswith),
+    "..": _make_math_operator("..", lambda a, b: series(int(a), int(b) + 1)),
+    "+": _make_math_operator("+", lambda a, b: a + b),
+    "-": _make_math_operator("-", lambda a, b: a - b),
+    "*": _make_math_operator("*", lambda a, b: a * b),
+    "/": _make_math_operator("/", divide),
+    "%": _make_math_operator("%", _modulo),
+    "**": _make_math_operator("**", power),
+    "^": _make_math_operator("^", power),
 }

@@ -311,18 +311,18 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 
 
 def _find(
-    elements: list[Any], test: Callable[[Any, int], Any], last: bool = False
+    elements: list[Any], test: Callable[[Any, int], Any], from_end: bool = False
 ) -> tuple[int | None, Any]:
-    order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
+    order = range(len(elements) - 1, -1, -1) if from_end else range(len(elements))
     return next(
         ((i, elements[i]) for i in order if require_bool(test(elements[i], i))), (None, None)
     )
 
 
-def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
+def _group(elements: list[Any], key_function: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
     groups = AnyKeyMap("[]interface {}")
     for i, element in enumerate(elements):
-        groups.setdefault(test(element, i), []).append(element)
+        groups.setdefault(key_function(element, i), []).append(element)
     return groups
 
 

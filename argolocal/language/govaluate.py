@@ -129,7 +129,7 @@ def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
         return ("SEPARATOR", ","), position + 1
 
     if char == "[":
-        name, end = _read_span(text, position + 1, lambda c: c != "]", spaces=True)
+        name, end = _read_span(text, position + 1, lambda c: c != "]", allows_spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed parameter bracket")
         return ("VARIABLE", name), end + 1
@@ -139,7 +139,7 @@ def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
         return _word_token(word), position
 
     if char in "'\"":
-        value, end = _read_span(text, position + 1, lambda c: c not in "'\"", spaces=True)
+        value, end = _read_span(text, position + 1, lambda c: c not in "'\"", allows_spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed string literal")
         return _text_token(value), end + 1
@@ -159,7 +159,7 @@ def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
 
 
 def _read_span(
-    text: str, position: int, accept: Callable[[str], bool], spaces: bool = False
+    text: str, position: int, accept: Callable[[str], bool], allows_spaces: bool = False
 ) -> tuple[str, int]:
     characters: list[str] = []
     while position < len(text):
@@ -167,7 +167,7 @@ def _read_span(
             characters.append(text[position + 1 : position + 2])
             position += 2
             continue
-        if (text[position].isspace() and not spaces) or not accept(text[position]):
+        if (text[position].isspace() and not allows_spaces) or not accept(text[position]):
             break
         characters.append(text[position])
         position += 1

@@ -68,14 +68,14 @@ def parse(condition: str) -> list[Requirement]:
 
     requirements: list[Requirement] = []
     while tokens:
-        requirements.append(_requirement(tokens))
+        requirements.append(_parse_requirement(tokens))
         if tokens and tokens.pop(0) != ",":
             raise SelectorError("expected ',' or end of the condition after a requirement")
 
     return sorted(requirements, key=lambda requirement: requirement.key)
 
 
-def _requirement(tokens: list[str]) -> Requirement:
+def _parse_requirement(tokens: list[str]) -> Requirement:
     is_negated = tokens[0] == "!"
     if is_negated:
         tokens.pop(0)
@@ -91,7 +91,7 @@ def _requirement(tokens: list[str]) -> Requirement:
 
     operator = tokens.pop(0)
     if operator in ("in", "notin"):
-        return Requirement(key, operator, tuple(_values(tokens)))
+        return Requirement(key, operator, tuple(_parse_value_list(tokens)))
     if operator not in ("=", "==", "!=", ">", "<"):
         raise SelectorError(f'"{operator}" is not an operator: use =, ==, !=, in, notin, > or <')
 
@@ -102,7 +102,7 @@ def _requirement(tokens: list[str]) -> Requirement:
     return Requirement(key, operator, (value,))
 
 
-def _values(tokens: list[str]) -> list[str]:
+def _parse_value_list(tokens: list[str]) -> list[str]:
     if not tokens or tokens.pop(0) != "(":
         raise SelectorError('"in" and "notin" need their values in parentheses')
 

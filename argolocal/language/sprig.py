@@ -87,7 +87,7 @@ def _div(lhs: object, rhs: object) -> int:
     return int64((lhs - remainder(lhs, rhs)) // rhs)
 
 
-def _decimal_operator(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
+def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
     # + 0.0 converts -0.0 to 0.0
     return lambda *v: (
         float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
@@ -181,12 +181,12 @@ def _clean(path: str) -> str:
     return posixpath.normpath(re.sub("/+", "/", path))
 
 
-def _texts(value: object) -> list[str]:
+def _format_list(value: object) -> list[str]:
     values = value if isinstance(value, list) else [value]
     return [format_v(value) for value in values if value is not None]
 
 
-def _number_pieces(pieces: list[str]) -> dict[str, str]:
+def _index_pieces(pieces: list[str]) -> dict[str, str]:
     return {f"_{index}": piece for index, piece in enumerate(pieces)}
 
 
@@ -243,7 +243,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "squote": lambda *v: " ".join(f"'{format_v(value)}'" for value in v if value is not None),
     "indent": _indent,
     "splitList": lambda sep, s: split(s, sep),
-    "join": lambda sep, v: sep.join(_texts(v)),
+    "join": lambda sep, v: sep.join(_format_list(v)),
     "list": lambda *v: list(v),
     "first": lambda v: next(iter(require_list(v)), None),
     "last": lambda v: next(reversed(require_list(v)), None),
@@ -292,21 +292,21 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "cat": lambda *v: " ".join(format_v(value) for value in v if value is not None),
     "nindent": lambda n, s: "\n" + _indent(n, s),
     "plural": lambda singular, many, count: singular if count == 1 else many,
-    "split": lambda sep, s: _number_pieces(split(s, sep)),
-    "splitn": lambda sep, n, s: _number_pieces(split(s, sep, n)),
-    "toStrings": _texts,
-    "sortAlpha": lambda v: sorted(_texts(v)),
+    "split": lambda sep, s: _index_pieces(split(s, sep)),
+    "splitn": lambda sep, n, s: _index_pieces(split(s, sep, n)),
+    "toStrings": _format_list,
+    "sortAlpha": lambda v: sorted(_format_list(v)),
     "until": lambda n: series(0, n, 1 if n >= 0 else -1),
     "untilStep": series,
     "seq": _seq,
     "ceil": lambda v: float(math.ceil(_to_float64(v))),
     "floor": lambda v: float(math.floor(_to_float64(v))),
     "round": _round,
-    "add1f": lambda v: _decimal_operator(operator.add)(v, 1),
-    "addf": lambda *v: _decimal_operator(operator.add)(0, *v),
-    "subf": _decimal_operator(operator.sub),
-    "mulf": _decimal_operator(operator.mul),
-    "divf": _decimal_operator(operator.truediv),
+    "add1f": lambda v: _make_decimal_function(operator.add)(v, 1),
+    "addf": lambda *v: _make_decimal_function(operator.add)(0, *v),
+    "subf": _make_decimal_function(operator.sub),
+    "mulf": _make_decimal_function(operator.mul),
+    "divf": _make_decimal_function(operator.truediv),
     "maxf": lambda *v: max(map(_to_float64, v)),
     "minf": lambda *v: min(map(_to_float64, v)),
     "tuple": lambda *v: list(v),

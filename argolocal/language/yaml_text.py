@@ -148,7 +148,9 @@ def _read(text: str) -> list[Any]:
 
     if text.lstrip().startswith("{"):
         try:
-            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
+            document = json.loads(
+                text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
+            )
         except json.JSONDecodeError:
             pass  # the text may be YAML
         except (ValueError, RecursionError):
@@ -172,7 +174,7 @@ def _read(text: str) -> list[Any]:
     return list(yaml.load_all(text, Loader))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         duplicate_key = next(

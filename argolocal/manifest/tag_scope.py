@@ -133,7 +133,7 @@ class TagSet:
 
     @cached_property
     def parent_tags(self) -> set[str]:
-        return {parent for name in self.names for parent in _parents(name)}
+        return {parent for name in self.names for parent in _parent_prefixes(name)}
 
     def __contains__(self, tag: str) -> bool:
         name = tag.removeprefix("=")
@@ -141,7 +141,9 @@ class TagSet:
             return True
         if tag != name and (tag in self.names or name in self.parent_tags):
             return True
-        return any(parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parents(name))
+        return any(
+            parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parent_prefixes(name)
+        )
 
 
 class LoopItemTags(TagSet):
@@ -218,13 +220,13 @@ class Nodes:
     def tags_of(self, name: str) -> TagSet:
         task = self.tasks[name]
         if "inline" in task:
-            return self._names(task["inline"])
+            return self._node_tags(task["inline"])
         template = str(task.get("template"))
         if template not in self.cache:
-            self.cache[template] = self._names(self.templates.get(template))
+            self.cache[template] = self._node_tags(self.templates.get(template))
         return self.cache[template]
 
-    def _names(self, template: Data | None) -> TagSet:
+    def _node_tags(self, template: Data | None) -> TagSet:
         return TagSet(
             {
                 *ANY_NODE_FIELDS,
@@ -243,7 +245,7 @@ class Scope:
     is_done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
-        kind, node, node_tag = self._parts(tag.removeprefix("="))
+        kind, node, node_tag = self._split_node_tag(tag.removeprefix("="))
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
@@ -257,7 +259,7 @@ class Scope:
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
         """Return the part of `tag` that may be misspelt, and the names that are valid in its
         place."""
-        kind, node, _ = self._parts(tag)
+        kind, node, _ = self._split_node_tag(tag)
         if not kind:
             return tag, {
                 name for layer in self.layers for name in layer.names if _head(name) == _head(tag)
@@ -269,7 +271,7 @@ class Scope:
     def _is_done(self, node: str) -> bool:
         return self.nodes is not None and node in self.nodes.tasks and self.is_done(node)
 
-    def _parts(self, tag: str) -> tuple[Nodes | None, str, str]:
+    def _split_node_tag(self, tag: str) -> tuple[Nodes | None, str, str]:
         """Split `tag` into the nodes, the name of the node, and the node's tag."""
         head, _, path = tag.partition(".")
         node, _, node_tag = path.partition(".")
@@ -282,7 +284,7 @@ def _head(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _parents(name: str) -> Iterator[str]:
+def _parent_prefixes(name: str) -> Iterator[str]:
     end = name.find(".")
     while end >= 0:
         yield name[:end]

@@ -119,7 +119,10 @@ def is_tarball(path: Path) -> bool:
 
 
 def unpack_tar(
-    archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE
+    archive: Path,
+    path: Path,
+    max_entries: int = MAX_ENTRIES,
+    max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
     """Replace a gzipped tar by its contents. A single entry is moved to `path`, several entries to
     the folder `path`.
@@ -127,7 +130,7 @@ def unpack_tar(
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
-        tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
+        tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
         with closing(TarStream(archive)) as file, open_tar(file) as tar:
             counter = _EntryCounter(path.name, max_entries)
             while True:
@@ -152,7 +155,10 @@ def unpack_tar(
 
 
 def unpack_zip(
-    archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE
+    archive: Path,
+    path: Path,
+    max_entries: int = MAX_ENTRIES,
+    max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
     """Unpack a zip as `unpack_tar` does; links in the zip become files."""
     with (
@@ -160,7 +166,7 @@ def unpack_zip(
         _CountingZipFile(archive, max_entries) as file,
         zipfile.ZipFile(file) as zip_file,
     ):
-        tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
+        tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
         _check_zip(file, zip_file.infolist(), tree.budget)
 
         for entry in zip_file.infolist():

@@ -123,7 +123,7 @@ def save(
     """
     archive = artifact.get("archive") or {}
 
-    failed_call = _failed_call(artifact, link, path)
+    failed_call = _find_failing_call(artifact, link, path)
     if failed_call:
         if artifact.get("optional"):
             return None
@@ -158,7 +158,7 @@ def save(
             tar.add(link if path.is_dir() else path, arcname=link.name)
 
     artifact_location = artifact.get("s3") or {}
-    base = _base(location, f"{workflow}/{pod}")
+    base = _default_location(location, f"{workflow}/{pod}")
     target = {**base, "key": f"{base['key']}/{name}"} | artifact_location
 
     if artifact_location.get("endpoint") and artifact_location.get("bucket"):
@@ -176,7 +176,7 @@ def save(
     return {**artifact, "s3": target}
 
 
-def _failed_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
+def _find_failing_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
     """Return the system call that would fail in Argo's executor, or "". The executor expects a file
     to zip under the artifact's name."""
     archive = artifact.get("archive") or {}
@@ -190,7 +190,7 @@ def _failed_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
     return ""
 
 
-def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
+def _default_location(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
     """Return the default location of artifacts: a complete archiveLocation, or the default
     repository."""
     is_complete = location and all(location.get(key) for key in ("endpoint", "bucket", "key"))
@@ -203,7 +203,7 @@ def save_log(
     container: str, log: Path, template: dict[str, Any], prefix: str, store: OpenStore
 ) -> dict[str, Any]:
     """Upload a container's log. Return the artifact with its key. Raises StorageError."""
-    base = _base(template["archiveLocation"].get("s3"), prefix)
+    base = _default_location(template["archiveLocation"].get("s3"), prefix)
     target = {**base, "key": f"{base['key']}/{container}.log"}
     store(target).upload(log, target["key"])
     return {"name": f"{container}-logs", "s3": target}

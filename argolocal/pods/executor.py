@@ -80,7 +80,7 @@ class Executor:
 
     def start(self, action: Start) -> None:
         """Run the pod of a node."""
-        with self._guard(action.id):
+        with self._end_node_on_error(action.id):
             self._start(action)
 
     def _start(self, action: Start) -> None:
@@ -127,7 +127,7 @@ class Executor:
                 )
 
             loads = [
-                partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store)
+                partial(artifacts.load, artifact, pod.host_path(artifact["path"]), self._store)
                 for artifact in inputs
             ]
         except (ConfigError, OSError) as error:
@@ -154,14 +154,14 @@ class Executor:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
             elif pod := self.running.get(key.data[0]):  # not if an error has just ended the pod
-                with self._guard(pod.action.id):
+                with self._end_node_on_error(pod.action.id):
                     self._on_exit(pod, key.data[1])
 
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
                 future, callback = pod.work
                 pod.work = None
-                with self._guard(pod.action.id):
+                with self._end_node_on_error(pod.action.id):
                     callback(pod, future)
 
         self._enforce()
@@ -188,7 +188,7 @@ class Executor:
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
 
-        with self._guard(id):
+        with self._end_node_on_error(id):
             if pod.template.keys() & {"http", "data"}:
                 self._end(pod, "Failed", reason, None)
             elif pod.group and not pod.group.completed:
@@ -252,7 +252,7 @@ class Executor:
             elif pod.kill_reason is None and pod.action.deadline and now >= pod.action.deadline:
                 self.kill(pod.action.id, DEADLINE_EXCEEDED)
             elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
-                with self._guard(pod.action.id):
+                with self._end_node_on_error(pod.action.id):
                     self._advance(pod)
 
         for id in self.resources.overdue_nodes(now):
@@ -260,7 +260,7 @@ class Executor:
             self.resources.forget(id)
 
     @contextmanager
-    def _guard(self, id: str) -> Iterator[None]:
+    def _end_node_on_error(self, id: str) -> Iterator[None]:
         """On an unexpected exception, end the node `id` with Error instead of ending the run."""
         try:
             yield
@@ -299,7 +299,7 @@ class Executor:
         pod.work = future, callback
 
         def run() -> None:
-            _complete(future, work)
+            _resolve_future(future, work)
             os.eventfd_write(self.wakeup, 1)
 
         self.threads = [thread for thread in self.threads if thread.is_alive()]
@@ -497,7 +497,7 @@ class Executor:
         ):
             self._run_in_thread(pod, collect, self._on_collected)
         else:
-            self._on_collected(pod, _complete(Future[Any](), collect))
+            self._on_collected(pod, _resolve_future(Future[Any](), collect))
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)
@@ -512,7 +512,7 @@ class Executor:
             self.files.check_space()
 
 
-def _complete(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         future.set_result(work())
     except BaseException as error:  # `future.result` raises it in the event loop

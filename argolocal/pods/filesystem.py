@@ -221,7 +221,7 @@ class View:
             ]
         else:  # `root` is the view: it has the private files and the mounts of the machine
             view = root
-            separate_mounts = [*_make_top_level(tops, root, self.declared_paths)]
+            separate_mounts = [*_make_root_mount_points(tops, root, self.declared_paths)]
 
         mount_points = _mounts_below(
             machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES]
@@ -426,8 +426,8 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
         _raise_on_error(LIBC.mount(None, path, None, flags, None), "mount")
 
 
-def _make_top_level(
-    tops: Iterable[Path], root: Path, declared_paths: Iterable[Path]
+def _make_root_mount_points(
+    top_level_paths: Iterable[Path], root: Path, declared_paths: Iterable[Path]
 ) -> Iterator[Path]:
     """Make mount points in `root` for the entries of /. Yield the directories to mount on them."""
     private_tree: dict[str, Any] = {}
@@ -437,7 +437,7 @@ def _make_top_level(
             for name in path.parts[1:]:
                 subtree = subtree.setdefault(name, {})
 
-    for source in tops:
+    for source in top_level_paths:
         target = root / source.name
         if target.is_symlink():
             continue
@@ -445,13 +445,15 @@ def _make_top_level(
         if source.is_symlink():
             target.symlink_to(os.readlink(source))
         elif source.name in private_tree:
-            yield from _mirror_around(source, target, private_tree[source.name])
+            yield from _mirror_public_entries(source, target, private_tree[source.name])
         elif source.is_dir():
             target.mkdir(exist_ok=True)
             yield source
 
 
-def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> Iterator[Path]:
+def _mirror_public_entries(
+    source: Path, target: Path, private_tree: dict[str, Any]
+) -> Iterator[Path]:
     """Make mount points for the entries of a system directory that are not private. Yield the paths
     to mount."""
     target.mkdir(exist_ok=True)
@@ -460,7 +462,7 @@ def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> 
         mount_point = target / entry.name
         if entry.name in private_tree:
             if private_tree[entry.name] and entry.is_dir():
-                yield from _mirror_around(
+                yield from _mirror_public_entries(
                     source / entry.name, mount_point, private_tree[entry.name]
                 )
         elif entry.is_symlink():

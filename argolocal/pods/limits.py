@@ -122,7 +122,7 @@ def available() -> bool:
 def _cgroup_parent() -> tuple[Path, int] | None:
     """Return the folder for new cgroups and the cgroup version, or None. Child processes test the
     folders once."""
-    for folder, version in _candidates():
+    for folder, version in _candidate_cgroups():
         _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):
             memory = MemoryCgroup(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
@@ -142,7 +142,7 @@ def _remove_abandoned_cgroups(folder: Path) -> None:
                 cgroup.rmdir()
 
 
-def _candidates() -> Iterator[tuple[Path, int]]:
+def _candidate_cgroups() -> Iterator[tuple[Path, int]]:
     """Yield the runner's cgroup and its parent, if they can limit memory."""
     try:
         mounts = [

@@ -1,7 +1,7 @@
 """The files and outputs of one running pod.
 
     pod = PodRun(action, root, log)
-    pod.host("/tmp/out.txt")                          # path of a pod's file on this machine
+    pod.host_path("/tmp/out.txt")                          # path of a pod's file on this machine
     phase, message, outputs = pod.collect(name, store)
 
 A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the
@@ -181,7 +181,7 @@ class PodRun:
             container["args"] = [*(container.get("args") or []), path]
 
         for path in declared_paths(template) if self.private_paths is None else ():
-            self.host(path).parent.mkdir(parents=True, exist_ok=True)
+            self.host_path(path).parent.mkdir(parents=True, exist_ok=True)
 
         run = replace(
             self.container_run(container, namespace),
@@ -196,7 +196,7 @@ class PodRun:
 
         return run
 
-    def host(self, path: str, keep_final_link: bool = False) -> Path:
+    def host_path(self, path: str, keep_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.
 
         With `keep_final_link`, do not follow a link in the last component.
@@ -254,8 +254,8 @@ class PodRun:
         for artifact in output_specs.get("artifacts") or []:
             try:
                 location = (self.template.get("archiveLocation") or {}).get("s3")
-                link = self.host(artifact["path"], keep_final_link=True)
-                file = self.host(artifact["path"])
+                link = self.host_path(artifact["path"], keep_final_link=True)
+                file = self.host_path(artifact["path"])
 
                 saved_artifact = artifacts.save(
                     artifact, link, file, self.root, self.action.pod, workflow, store, location
@@ -287,7 +287,7 @@ class PodRun:
             return parameter.get("value", source.get("default"))
 
         try:
-            file = self.host(source["path"])
+            file = self.host_path(source["path"])
             if not file.is_file():  # reading a pipe would block
                 raise FileNotFoundError(file)
 

@@ -183,7 +183,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     view = enter = None
 
     if directory:
-        private_paths = _add_working_directory(run, directory)
+        private_paths = _paths_with_working_directory(run, directory)
     else:
         private_paths = run.private_paths
 
@@ -239,7 +239,7 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
             raise StartError(f"{name} contains a NUL byte: {text!r}")
 
 
-def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
+def _paths_with_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
     """Return the private paths, including a missing working directory, which container runtimes
     would create.
 
@@ -290,7 +290,7 @@ def _make_child_setup(
         if enter:
             enter()
             if directory:
-                # the directory is private: see _add_working_directory
+                # the directory is private: see _paths_with_working_directory
                 os.makedirs(directory, exist_ok=True)
                 os.chdir(directory)
 

@@ -87,7 +87,7 @@ def request(
             return response
 
         response.close()
-        if _is_within(parts, first_parts):
+        if _is_same_or_subdomain(parts, first_parts):
             dropped_headers = ()
         else:
             dropped_headers = LOGIN_HEADERS
@@ -202,7 +202,7 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _is_within(parts: SplitResult, first_parts: SplitResult) -> bool:
+def _is_same_or_subdomain(parts: SplitResult, first_parts: SplitResult) -> bool:
     """Return True if the host of `parts` is the host of `first_parts` or a subdomain of it. IPv6
     addresses have no subdomains."""
     host = parts.hostname or ""

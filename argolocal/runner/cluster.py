@@ -102,12 +102,12 @@ class LocalCluster:
         """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises
         KeyError."""
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
-        data = _texts(self.files("ConfigMap", name), name)
+        data = _require_texts(self.files("ConfigMap", name), name)
         return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
         """Return the data of a Secret. Raises KeyError."""
-        return _texts(self.files("Secret", name), name)
+        return _require_texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """Return the files of a volume with a ConfigMap or Secret, or None if the object does not
@@ -306,7 +306,7 @@ def trust(home: Path) -> None:
                 file.unlink()
 
 
-def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
+def _require_texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
     if data is None:
         raise KeyError(name)
     return {key: value.decode(errors="surrogateescape") for key, value in data.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.controllers import kubectl_check
 from argolocal.engine import leaf_templates, suspend
-from argolocal.engine.retry import with_defaults
+from argolocal.engine.retry import merge_template_defaults
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.interfaces import Cluster
 from argolocal.language import expr, gofmt, json_path
@@ -99,7 +99,9 @@ def _check_templates(spec: dict[str, Any], cluster: Cluster, where: str = "spec"
     ignored = pod_patch.check(spec, where)
     _check_callers(spec)
     for template, path in all_templates(spec, where):
-        _check_template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
+        _check_template(
+            merge_template_defaults(template, spec.get("templateDefaults")), path, cluster
+        )
         ignored += pod_patch.check(template, path)
     _check_expressions(spec, where)
     return ignored

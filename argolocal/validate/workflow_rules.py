@@ -632,9 +632,11 @@ class WorkflowRules(WorkflowFacts):
             self.findings, where, template, passed_arguments, self.spec.get("arguments") or {}
         )
 
-    def check_tags(self, path: str, value: object, scope: Scope, use: TextUse = READ_TEXT) -> None:
-        use = replace(use, parameters_known=self.kind not in TEMPLATE_KINDS)
-        tag_rules.check(self.findings, path, value, scope, use)
+    def check_tags(
+        self, path: str, value: object, scope: Scope, text_use: TextUse = READ_TEXT
+    ) -> None:
+        text_use = replace(text_use, parameters_known=self.kind not in TEMPLATE_KINDS)
+        tag_rules.check(self.findings, path, value, scope, text_use)
 
 
 def _has_loop(task: Manifest) -> bool:

@@ -24,10 +24,10 @@ from argolocal.view.summary import (
     Status,
     Step,
     applied_log,
-    end_of,
     last_error,
     leaves,
     list_planned_tasks,
+    read_end,
     steps,
     warnings,
 )
@@ -293,7 +293,7 @@ class LogErrors:
             return ""
         log = applied_log(self.name, row.node or {}, task_of(row), self.logs, self.deployments)
         if log:
-            return last_error(end_of(log, 65536))
+            return last_error(read_end(log, 65536))
         return ""
 
 

@@ -171,15 +171,15 @@ class Foreground:
                 f"\n{self.name} is stopped, with all its processes\nresume  {resume}\n"
             )
         else:
-            sys.stderr.write(f"\n{self._failure(status, runner_error, resume)}\n")
+            sys.stderr.write(f"\n{self._describe_failure(status, runner_error, resume)}\n")
 
         return code
 
-    def _failure(self, status: Status, runner_error: str, resume: str) -> str:
+    def _describe_failure(self, status: Status, runner_error: str, resume: str) -> str:
         step = summary.failed_step(summary.steps(self.name, status))
         log = summary.log_of(self.name, status, step, self.local.files.logs, self.deployments)
         tail, log_path = (
-            (summary.end_of(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
+            (summary.read_end(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
         )
         return summary.failure(self.name, status, tail, log_path, resume, runner_error)
 

@@ -310,11 +310,11 @@ def applied_log(
 
 def find_first_error(paths: list[Path]) -> Path | None:
     """Return the oldest log that contains an error, or else the oldest log."""
-    errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
+    errors = [path for path in paths if ERROR.search(read_end(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def end_of(path: Path, size: int) -> str:
+def read_end(path: Path, size: int) -> str:
     """Return the last `size` bytes of a file as text."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
@@ -346,7 +346,12 @@ def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
 
 
 def failure(
-    name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = ""
+    name: str,
+    status: Status,
+    log: str,
+    log_path: str | None,
+    resume_command: str,
+    runner_error: str = "",
 ) -> str:
     """Describe a failed run in at most 15 lines: the step, the cause, the end and path of its log,
     two warnings, and how to resume.
@@ -374,7 +379,7 @@ def failure(
         f"cause   {' '.join(str(cause).split())[:600]}",
         f"log     {log_path}" if log_path else "",
         *(f"warning {' '.join(text.split())[:300]}" for text in warning_texts[:2]),
-        f"resume  {resume}",
+        f"resume  {resume_command}",
     ]
     return visible("\n".join(line for line in lines if line))
 

@@ -44,7 +44,7 @@ def claim_tasks(store: "Store", tasks: Iterable[str]) -> None:
     for task in tasks:
         tasks_by_run[task.partition("/")[0]].add(task)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(partial(_claim, store), tasks_by_run, tasks_by_run.values()))
+        list(pool.map(partial(_record_claims, store), tasks_by_run, tasks_by_run.values()))
 
 
 def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
@@ -71,7 +71,7 @@ def remove_claims(store: "Store", run: str) -> None:
     store.delete([f"{CLAIMS_FOLDER}{run}"])
 
 
-def _claim(store: "Store", run: str, tasks: Iterable[str]) -> None:
+def _record_claims(store: "Store", run: str, tasks: Iterable[str]) -> None:
     while True:
         times, etag = _read(store, run)
         now = time.time()

@@ -213,7 +213,7 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
                 func=ast.Attribute(attr="import_module")
                 | ast.Name(id="import_module" | "__import__")
             ):
-                yield from _named_module(node)
+                yield from _modules_named_in_call(node)
             case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
                 # a module that Rekindle loads by name
                 yield str(node.value)
@@ -221,7 +221,7 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
                 pass
 
 
-def _named_module(call: ast.Call) -> Iterator[str]:
+def _modules_named_in_call(call: ast.Call) -> Iterator[str]:
     """Yield the module that a call of `import_module` or `__import__` names, if the name is a
     literal."""
     arguments: dict[str | None, ast.expr] = {

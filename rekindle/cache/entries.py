@@ -120,7 +120,7 @@ class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
 def find_valid(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
     """Return the valid entry of `key`, or None. Raises StorageError."""
     entry = read_entry(store, key)
-    if entry and not reason_invalid(entry, partial(_size, store), days):
+    if entry and not reason_invalid(entry, partial(_count_files_and_bytes, store), days):
         return entry
     return None
 
@@ -175,7 +175,7 @@ def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]
         if number >= keep:
             reason = f"more than {keep}"
         else:
-            reason = reason_invalid(entry, partial(_size, store), days)
+            reason = reason_invalid(entry, partial(_count_files_and_bytes, store), days)
         rows += [(entry, reason)] if reason else []
     return rows
 
@@ -226,7 +226,7 @@ def _etags(store: "Store") -> dict[str, str]:
     return {item.key.removeprefix(CACHE_FOLDER): item.etag for item in store.list(CACHE_FOLDER)}
 
 
-def _size(store: "Store", artifact: str) -> tuple[int, int]:
+def _count_files_and_bytes(store: "Store", artifact: str) -> tuple[int, int]:
     items = [
         item
         for item in store.list(artifact)

@@ -36,8 +36,8 @@ def _main() -> Any:
     except click.NoSuchOption as error:
         raise add_config_key(error) from error
     except Exception as error:
-        if isinstance(error, (RekindleError, click.ClickException)) or not user_exceptions.raises(
-            error
-        ):
+        if isinstance(
+            error, (RekindleError, click.ClickException)
+        ) or not user_exceptions.is_raised_by_project(error):
             raise
         raise user_exceptions.as_error(error) from error

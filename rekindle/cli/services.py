@@ -87,7 +87,9 @@ def prune(
     options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
     tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
     rows = [row for table in tables.values() for row in table]
-    counts = retention.counts((row["kept"] for row in tables["runs"]), len(tables["releases"]))
+    counts = retention.describe_counts(
+        (row["kept"] for row in tables["runs"]), len(tables["releases"])
+    )
     total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
 
     shown = "\n\n".join(runs.format_table(table) for table in tables.values() if table)

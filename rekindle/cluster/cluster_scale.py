@@ -22,7 +22,7 @@ def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int)
     deployment = objects.find("Deployment", name)
     job = objects.find("PyTorchJob", name)
 
-    template = _template(deployment or {}, "spec") or _template(
+    template = _pod_spec(deployment or {}, "spec") or _pod_spec(
         job or {}, "spec", REPLICAS_FIELD, "Worker"
     )
     if not template:
@@ -31,8 +31,8 @@ def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int)
             " with cluster.harvest. Use --task for another training."
         )
 
-    minimum = _number(template, "min-workers", 1)
-    maximum = _number(template, "max-workers", workers)
+    minimum = _integer_flag(template, "min-workers", 1)
+    maximum = _integer_flag(template, "max-workers", workers)
 
     per_pod = _workers_per_pod(template, {} if deployment else job or {})
     if not minimum <= workers <= maximum or workers % per_pod:
@@ -66,13 +66,13 @@ def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int)
     return {"workflow": run, "task": task, "workers": workers, "before": previous_workers}
 
 
-def _template(obj: Object, *path: str) -> Object:
+def _pod_spec(obj: Object, *path: str) -> Object:
     for key in (*path, "template", "spec"):
         obj = obj.get(key) or {}
     return obj
 
 
-def _number(template: Object, flag: str, default: int) -> int:
+def _integer_flag(template: Object, flag: str, default: int) -> int:
     matches = (
         re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or []
     )

@@ -38,7 +38,8 @@ def list_kueue_objects(cluster: Cluster, plural: str, namespaced: bool = True) -
 def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     """Return a line with Kueue's reason for each job of the run that waits in a queue."""
     queued_workloads = sorted(
-        (workload for workload in list_workloads(cluster) if _is_pending(workload)), key=_rank
+        (workload for workload in list_workloads(cluster) if _is_pending(workload)),
+        key=_queue_order,
     )
     run_workloads = [
         workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")
@@ -86,7 +87,7 @@ def _reason(workload: Object) -> str:
     return _condition(workload, "QuotaReserved").get("message") or "Kueue has not processed it yet"
 
 
-def _rank(workload: Object) -> tuple[int, str]:
+def _queue_order(workload: Object) -> tuple[int, str]:
     return -workload["spec"].get("priority", 0), workload["metadata"]["creationTimestamp"]
 
 

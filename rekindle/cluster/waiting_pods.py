@@ -84,7 +84,7 @@ def waiting_reason(pod: Data) -> str:
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition.get("status") != "True":
-            return _reason(condition)
+            return _format_state(condition)
 
     containers = [
         *(status.get("initContainerStatuses") or []),
@@ -93,12 +93,12 @@ def waiting_reason(pod: Data) -> str:
     for container in containers:
         state = (container.get("state") or {}).get("waiting") or {}
         if state.get("reason") and state["reason"] not in STARTING_REASONS:
-            return _reason(state)
+            return _format_state(state)
 
     return ""
 
 
-def _reason(state: Data) -> str:
+def _format_state(state: Data) -> str:
     message = " ".join(str(state.get("message") or "").split())
     return ": ".join(text for text in (state.get("reason"), message) if text)
 
@@ -147,7 +147,7 @@ def _creation_error(cluster: Cluster, prefix: str) -> str:
 
     newest = max(events, key=lambda event: event.get("lastTimestamp") or "", default=None)
     if newest:
-        return _reason(newest)
+        return _format_state(newest)
 
     return ""
 

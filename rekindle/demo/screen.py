@@ -274,15 +274,15 @@ class Picture:
         if recording.activity and not recording.undisturbed.began:
             elements.append(Text(recording.activity, "dim"))
         if recording.undisturbed.began:
-            elements.append(self._trainings())
+            elements.append(self._trainings_table())
         if recording.disturbed.began:
-            elements += [Text(), self._timelines(), Text(), self._attacks()]
+            elements += [Text(), self._timelines_table(), Text(), self._attacks_table()]
         if recording.equal is not None:
             elements += [Text(), self._conclusion()]
 
         return Group(*elements)
 
-    def _trainings(self) -> Table:
+    def _trainings_table(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for run in (self.recording.undisturbed, self.recording.disturbed):
             if not run.began:
@@ -308,7 +308,7 @@ class Picture:
 
         return table
 
-    def _timelines(self) -> Table:
+    def _timelines_table(self) -> Table:
         run = self.recording.disturbed
         columns = max(20, min(self.console.width - 30, 100))
         spans = list(
@@ -346,7 +346,7 @@ class Picture:
 
         return table
 
-    def _attacks(self) -> Table:
+    def _attacks_table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for title in ("", "attack", "at step", "next step", "lost", "back"):
             side = "left" if title in ("attack", "lost") else "right"

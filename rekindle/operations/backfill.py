@@ -91,14 +91,14 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
         if is_created:
             arguments = ["resume", run.name]
         else:
-            arguments = _first_run(home, manifest, run)
-        _rekindle(log, *arguments)
+            arguments = _first_run_arguments(home, manifest, run)
+        _run_rekindle(log, *arguments)
 
         # a runner exists if another backfill has started the run at the same time
         is_tried = not files.runner()
 
 
-def _first_run(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
+def _first_run_arguments(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
     """Write the manifest of a missed run, and return the arguments of `rekindle` that run it."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
     file = home / FOLDER / f"{run.name}.json"
@@ -117,7 +117,7 @@ def _manifest_hash(workflow: dict[str, Any]) -> str:
     )
 
 
-def _rekindle(log: Path, *arguments: str) -> None:
+def _run_rekindle(log: Path, *arguments: str) -> None:
     command = python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
     with log.open("ab") as out:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)

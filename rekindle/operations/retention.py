@@ -65,7 +65,7 @@ class Place:
         """Decide which runs and releases of `pipelines` to remove. Raises StorageError,
         TrackingError."""
         claim_s = RESUMABLE_S if self.shared else CLAIM_S
-        targets = self._targets if self.removes_releases else None
+        targets = self._served_versions if self.removes_releases else None
         context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
         found = listing.read(self.store, pipelines, context)
 
@@ -73,7 +73,7 @@ class Place:
         inputs = listing.make_inputs_function(self.store, found.releases)
         return choose_removals(found, limits, time.time(), inputs), context
 
-    def _targets(self, model: str) -> set[str]:
+    def _served_versions(self, model: str) -> set[str]:
         versions = set[str]()
         for deployment in self.objects.deployments(model):
             annotations = deployment["metadata"].get("annotations") or {}
@@ -143,14 +143,14 @@ class Namespace:
 def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits in the config of a completed run to its pipeline on this machine. Print
     errors instead of raising them."""
-    limits = _limits(workflow)
+    limits = _read_limits(workflow)
     pipeline = workflow_origin.pipeline_label(workflow)
     if limits == NO_LIMITS or not pipeline:
         return
 
     try:
         with _locked(home):
-            place = _machine(home)
+            place = _make_local_place(home)
             place.limits = {pipeline: limits}
             plan, context = place.plan([pipeline])
             plan = removal.limit_removal(plan)
@@ -161,10 +161,10 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
 
     if names or plan.releases:
         kept_tasks = [item.kept_tasks for item in plan.runs if item.run.name in names]
-        say(f"removed {counts(kept_tasks, len(plan.releases))} (config section retention)")
+        say(f"removed {describe_counts(kept_tasks, len(plan.releases))} (config section retention)")
 
 
-def counts(kept_tasks: Iterable[Collection[str]], releases: int) -> str:
+def describe_counts(kept_tasks: Iterable[Collection[str]], releases: int) -> str:
     """Return the numbers of removed runs and releases in words. `kept_tasks`: the tasks of each run
     whose artifacts are kept."""
     partial_removals = [bool(tasks) for tasks in kept_tasks]
@@ -186,7 +186,7 @@ def prune(
     The limits of a pipeline are in the config of its newest run; `options` override them.
     """
     with nullcontext() if cluster else _locked(home):
-        place = _namespace(cluster) if cluster else _machine(home)
+        place = _make_cluster_place(cluster) if cluster else _make_local_place(home)
         replaced = {name: value for name, value in options.items() if value is not None}
 
         # the option also applies to the runs of `rekindle backfill`
@@ -241,7 +241,7 @@ def _locked(home: Path) -> Iterator[None]:
         yield
 
 
-def _machine(home: Path) -> Place:
+def _make_local_place(home: Path) -> Place:
     local = LocalCluster(home)
     addresses = local.configmap(CONFIG_MAP)
     os.environ.update(addresses | local.secret(STORE_SECRET))
@@ -276,7 +276,7 @@ def _machine(home: Path) -> Place:
 
         place.runs[name] = _run(name, workflow, ended, status["phase"])
         # runs are listed newest first, so these are the limits of the newest run
-        place.limits.setdefault(place.runs[name].pipeline, _limits(workflow))
+        place.limits.setdefault(place.runs[name].pipeline, _read_limits(workflow))
 
     return place
 
@@ -286,7 +286,7 @@ def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]
     return bool(record and record.url == addresses[ADDRESS_VARIABLES[service]])
 
 
-def _namespace(cluster: Cluster) -> Place:
+def _make_cluster_place(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
     found = cluster.list_objects(WORKFLOWS, REKINDLE_SELECTOR)
     found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
@@ -300,7 +300,7 @@ def _namespace(cluster: Cluster) -> Place:
 
         pipeline = place.runs[name].pipeline
         if pipeline not in place.limits:
-            place.limits[pipeline] = _limits(workflow)
+            place.limits[pipeline] = _read_limits(workflow)
 
     return place
 
@@ -324,7 +324,7 @@ def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str
     return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
 
 
-def _limits(workflow: Mapping[str, Any]) -> RetentionConfig:
+def _read_limits(workflow: Mapping[str, Any]) -> RetentionConfig:
     """Return the section `retention` of a run's config, which may be in the WorkflowTemplate of the
     run."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")

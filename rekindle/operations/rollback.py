@@ -41,7 +41,7 @@ def rollback(
         except RekindleError as error:
             say(f"notification not sent: {error}")
 
-    objects = _objects(home, cluster)
+    objects = _open_objects(home, cluster)
     roll_back(objects, Store.from_env().short_retries(), model, version, seconds, finish)
 
 
@@ -59,7 +59,7 @@ def _notify(model: str, result: dict[str, str]) -> None:
         if name.startswith("notify.")
     }
     if section:
-        section["events"] = _list(section.get("events", ""))
+        section["events"] = _parse_events(section.get("events", ""))
 
     config = parse_section(NotifyConfig, section, "notify")
 
@@ -77,7 +77,7 @@ def _notify(model: str, result: dict[str, str]) -> None:
     )
 
 
-def _list(text: str) -> list[Any]:
+def _parse_events(text: str) -> list[Any]:
     """Parse the list in the MLflow parameter notify.events. Raises ConfigError."""
     try:
         return [*loads(text)]
@@ -85,7 +85,7 @@ def _list(text: str) -> list[Any]:
         raise ConfigError(f"notify.events of the run is {show(text)}: it must be a list.") from None
 
 
-def _objects(home: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
+def _open_objects(home: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
     if cluster:
         return ClusterObjects(cluster)
 

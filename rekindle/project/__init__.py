@@ -196,7 +196,7 @@ def _import(name: str, kind: str) -> ModuleType:
     except ModuleNotFoundError as error:
         # the module exists, but imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
-            hint = did_you_mean(error.name or "", _siblings(error.name or "", folders))
+            hint = did_you_mean(error.name or "", _sibling_modules(error.name or "", folders))
             remedy = "Install it, also in the image."
             if (error.name or "").partition(".")[0] in SHARED:
                 remedy = f"The project does not have that module.{hint}"
@@ -209,7 +209,7 @@ def _import(name: str, kind: str) -> ModuleType:
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module'
             " that is installed, "
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for further folders)."
-            f"{did_you_mean(name, _siblings(name, folders))}"
+            f"{did_you_mean(name, _sibling_modules(name, folders))}"
         ) from error
     except ConfigError:
         raise
@@ -232,7 +232,7 @@ def _extend_path(package: str, search_folders: list[str]) -> None:
     module.__path__ = list(dict.fromkeys([*folders, *module.__path__, str(REFERENCE / package)]))
 
 
-def _siblings(name: str, folders: list[str]) -> set[str]:
+def _sibling_modules(name: str, folders: list[str]) -> set[str]:
     """Return the modules in the package of `name`, and the project's steps."""
     packages = {name.rpartition(".")[0], "steps", ""}
     return {

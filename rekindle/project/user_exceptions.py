@@ -66,7 +66,7 @@ def as_error(error: Exception, where: str = "") -> RekindleError:
     """
     text = f"{where}: {describe(error)}" if where else describe(error)
     is_transient = any(map(_is_transient, _causes(error)))
-    if raises(error) and not is_transient:
+    if is_raised_by_project(error) and not is_transient:
         return CodeError(text)
     return RekindleError(text)
 
@@ -175,7 +175,7 @@ def _nearest_name(error: Exception, file: str) -> str:
     return ""
 
 
-def raises(error: BaseException) -> bool:
+def is_raised_by_project(error: BaseException) -> bool:
     """Return True if the project's code, or a library that it called, raised `error`; False if
     rekindle or argolocal did."""
     return not _is_engine(_own_frames(error)[-1].filename)

@@ -65,7 +65,7 @@ class Examples:
         try:
             examples = [Example(*row) for row in rows]
         except TypeError as error:
-            if not user_exceptions.raises(error):
+            if not user_exceptions.is_raised_by_project(error):
                 raise DataError(
                     f"`examples` gives no test rows ({error}): it must yield (instance, truth) or a"
                     " rekindle.Example."

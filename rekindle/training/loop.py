@@ -215,7 +215,7 @@ class Training:
                 return group.restore_loader()
 
             stops_early = result and state.record_validation(
-                result["loss"], last=step == self.total
+                result["loss"], is_last=step == self.total
             )
             if not stops_early:
                 norm, rate = computation.update(step, total)

@@ -161,7 +161,7 @@ class State:
 
         return norm
 
-    def record_validation(self, loss: float, *, last: bool) -> bool:
+    def record_validation(self, loss: float, *, is_last: bool) -> bool:
         """Record the validation loss of the current weights. Returns True if training ends here."""
         assert self._record is not None
 
@@ -177,7 +177,7 @@ class State:
         else:
             misses += 1
 
-        ends = last or 0 < self.config.patience <= misses
+        ends = is_last or 0 < self.config.patience <= misses
         self._record.copy_(torch.tensor([best, best_step, misses, ends], dtype=torch.float64))
         if ends:
             self.step += 1
@@ -209,18 +209,18 @@ class State:
         gradients, inside a `with` block."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.buffers.load_into_model()
-        self._point_to(self._average)
+        self._use_weights(self._average)
         self.model.eval()
 
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._point_to(self.weights)
+            self._use_weights(self.weights)
             for module, mode in modes:
                 module.training = mode
 
-    def _point_to(self, flat: Tensor) -> None:
+    def _use_weights(self, flat: Tensor) -> None:
         if self.config.average:
             for p, view in zip(self.parameters, self.view_parameters(flat), strict=True):
                 p.data = view

@@ -188,15 +188,17 @@ class Logs:
         if self.step not in label:
             return
 
-        lines = self._lines(pod, container, starts, follow)
+        lines = self._stream_lines(pod, container, starts, follow)
         if starts and (pod["metadata"]["uid"], container, starts - 1) not in self.readers:
-            lines = chain(self._lines(pod, container, starts, follow=False, previous=True), lines)
+            lines = chain(
+                self._stream_lines(pod, container, starts, follow=False, previous=True), lines
+            )
 
         for line in lines:
             self._write(label, line)
         self.shown.add(label)
 
-    def _lines(
+    def _stream_lines(
         self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
     ) -> Iterator[str]:
         """Yield each line of one start of a container once, even after reconnecting."""
@@ -293,7 +295,7 @@ def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
     """Yield the labels of the pods that a run has started."""
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         if node["type"] == "Pod" and node.get("phase") in ("Running", *COMPLETED):
-            yield _label(workflow["metadata"]["name"], node["name"])
+            yield _strip_workflow_name(workflow["metadata"]["name"], node["name"])
 
 
 def label_of(name: str, pod: Mapping[str, Any]) -> str:
@@ -301,10 +303,10 @@ def label_of(name: str, pod: Mapping[str, Any]) -> str:
     job."""
     metadata = pod["metadata"]
     node = (metadata.get("annotations") or {}).get(NODE_NAME)
-    return _label(name, node or metadata["name"])
+    return _strip_workflow_name(name, node or metadata["name"])
 
 
-def _label(workflow: str, name: str) -> str:
+def _strip_workflow_name(workflow: str, name: str) -> str:
     return re.sub(r"^[.-]", "", name.removeprefix(workflow))
 
 
@@ -375,7 +377,7 @@ def read_archived(
         if node["type"] == "Retry":
             continue
 
-        label = _label(workflow["metadata"]["name"], node["name"])
+        label = _strip_workflow_name(workflow["metadata"]["name"], node["name"])
         if step not in label or label in present:
             continue
 

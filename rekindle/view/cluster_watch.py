@@ -145,11 +145,11 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
 
     if code in (0, results.NOT_RELEASED):
         cost = results.costs(status, {"spec": spec_of(workflow)}).get("words")
-        facts = _facts(cluster, workflow, endpoint) | {"cost": cost}
+        facts = _endpoint_facts(cluster, workflow, endpoint) | {"cost": cost}
         text = outcome.success(status, facts, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
-        sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
+        sys.stderr.write("\n" + _describe_failure(cluster, workflow) + "\n")
 
     return code
 
@@ -181,7 +181,9 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     return None
 
 
-def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str, str | None]:
+def _endpoint_facts(
+    cluster: Cluster, workflow: Object, endpoint: str | None
+) -> dict[str, str | None]:
     name = workflow_origin.pipeline_label(workflow)
     port = endpoint and endpoint.rpartition(":")[2]
     forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
@@ -198,7 +200,7 @@ def _facts(cluster: Cluster, workflow: Object, endpoint: str | None) -> dict[str
     }
 
 
-def _failure(cluster: Cluster, workflow: Object) -> str:
+def _describe_failure(cluster: Cluster, workflow: Object) -> str:
     name = workflow["metadata"]["name"]
     status = workflow["status"]
     if is_offloaded(workflow):

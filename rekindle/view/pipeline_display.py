@@ -39,14 +39,14 @@ def create_run(
         LocalCluster(home),
         manifest,
         parameters,
-        [*other_objects, *_claims(manifest)],
+        [*other_objects, *_cache_claims(manifest)],
         notes=notes,
         needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
     )
     return Pipeline(local)
 
 
-def _claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the PersistentVolumeClaim that `cluster.cache` names. On this machine, it is a folder
     that the run creates."""
     cluster = (
@@ -85,7 +85,7 @@ class Pipeline(foreground.Foreground):
         """Mark the run's folder in the object store, and restart the deployments that `rekindle
         down` stopped, because the run may end without a new release."""
         if self._writes_artifacts():
-            self._mark()
+            self._mark_run()
 
         name = workflow_origin.pipeline_label(self.local.workflow)
         cluster = self.local.cluster
@@ -105,7 +105,7 @@ class Pipeline(foreground.Foreground):
         )
         return self.is_rekindle or has_artifacts or has_logs
 
-    def _mark(self) -> None:
+    def _mark_run(self) -> None:
         # imported in this function: it needs the client of the object store
         from rekindle.release.retention import ownership
         from rekindle.storage import Store

@@ -20,7 +20,7 @@ MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical p
 def text(plan: Forecast) -> str:
     """Return the table of tasks, the totals, and the possible releases."""
     rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
-    return visible("\n".join([runs.format_table(rows), "", *_totals(plan)]))
+    return visible("\n".join([runs.format_table(rows), "", *_describe_totals(plan)]))
 
 
 def _cells(row: Row) -> dict[str, Any]:
@@ -56,16 +56,16 @@ def _time(row: Row) -> str:
         return ""
     if time.seconds is None:
         return "unknown"
-    return _spread(time.seconds, time.low, time.high)
+    return _format_range(time.seconds, time.low, time.high)
 
 
-def _limit(names: list[str]) -> list[str]:
+def _limit_names(names: list[str]) -> list[str]:
     if len(names) <= MAX_NAMES:
         return names
     return [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
 
 
-def _spread(seconds: float, low: float, high: float) -> str:
+def _format_range(seconds: float, low: float, high: float) -> str:
     text = format_duration(seconds)
     shortest = format_duration(low)
     longest = format_duration(high)
@@ -74,7 +74,7 @@ def _spread(seconds: float, low: float, high: float) -> str:
     return f"{text} ({shortest} – {longest})"
 
 
-def _totals(plan: Forecast) -> Iterator[str]:
+def _describe_totals(plan: Forecast) -> Iterator[str]:
     counts = {
         status: sum(row.status == status for row in plan.rows)
         for status in (RUNS, CACHED_RESULT, CONDITIONAL)
@@ -89,10 +89,10 @@ def _totals(plan: Forecast) -> Iterator[str]:
     if not counts[RUNS] + counts[CONDITIONAL]:
         yield "time       0 s: every task is cached"
     elif plan.former_runs:
-        certain = _spread(unconditional.seconds, unconditional.low, unconditional.high)
+        certain = _format_range(unconditional.seconds, unconditional.low, unconditional.high)
         yield f"time       {at_least}{certain}"
         if counts[CONDITIONAL]:
-            maximum = _spread(total.seconds, total.low, total.high)
+            maximum = _format_range(total.seconds, total.low, total.high)
             yield f"           {at_least}{maximum}, if all conditional tasks run"
 
         names = plan.former_runs
@@ -105,12 +105,12 @@ def _totals(plan: Forecast) -> Iterator[str]:
             for task in unconditional.critical_path
             if spans[task].end - spans[task].start >= min_s
         ]
-        yield f"critical   {' → '.join(_limit(shown_tasks or unconditional.critical_path))}"
+        yield f"critical   {' → '.join(_limit_names(shown_tasks or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
 
     if plan.unknown_tasks:
-        yield f"unknown    time of {', '.join(_limit(plan.unknown_tasks))}"
+        yield f"unknown    time of {', '.join(_limit_names(plan.unknown_tasks))}"
 
     usage = plan.usage
     yield (

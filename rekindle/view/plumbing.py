@@ -65,7 +65,7 @@ class InternalSteps:
         task = row.name.rpartition(".")[2].partition("(")[0]
         condition = _conditions(self._parent(row)).get(task)
         if condition:
-            return replace(row, message=f"not true: {_plain(condition)}")
+            return replace(row, message=f"not true: {_simplify_condition(condition)}")
         return row
 
     def _parent(self, row: Step) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ def _inputs(template: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _plain(condition: str) -> str:
+def _simplify_condition(condition: str) -> str:
     """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
     'release'`."""
     text = OUTPUT.sub(lambda match: f"{match[1] or match[2]}.{match[3] or match[4]}", condition)

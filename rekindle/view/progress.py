@@ -3,7 +3,7 @@
 from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.display import LogErrors
-from argolocal.view.summary import Step, end_of
+from argolocal.view.summary import Step, read_end
 from rekindle.training.metrics import PROGRESS_LINE
 
 
@@ -30,4 +30,4 @@ class LogProgress(LogErrors):
 
         logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
         newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
-        return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")
+        return next(filter(None, (progress_in(read_end(path, 4096)) for path in newest_first)), "")

@@ -33,7 +33,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if "batch" in report:
         yield f"batch       {', '.join(map(_tensor, report['batch']))}"
     if "model" in report:
-        yield from _model(report)
+        yield from _describe_model(report)
 
     if "loss" in report:
         flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
@@ -51,13 +51,13 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
 
 
-def _model(report: dict[str, Any]) -> Iterator[str]:
+def _describe_model(report: dict[str, Any]) -> Iterator[str]:
     parameters = report["parameters"]
     buffers = report["buffers"]
-    trained = _elements(value for value in parameters if value["trained"])
+    trained = _count_elements(value for value in parameters if value["trained"])
     is_fitted = "state_bytes" not in report
     count = "fitted" if is_fitted else f"{trained:,} trained"
-    yield f"model       {report['model']}: {_elements(parameters):,} parameters, {count}"
+    yield f"model       {report['model']}: {_count_elements(parameters):,} parameters, {count}"
 
     for kind, values in (("", parameters), ("buffer ", buffers)):
         for value in values:
@@ -82,7 +82,7 @@ def _error(report: dict[str, Any]) -> Iterator[str]:
         yield f"error       {report['error']}{hint}"
 
 
-def _elements(values: Iterable[dict[str, Any]]) -> int:
+def _count_elements(values: Iterable[dict[str, Any]]) -> int:
     return sum(math.prod(value["shape"]) for value in values)
 
 

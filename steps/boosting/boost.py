@@ -254,11 +254,11 @@ def _connect(host: str, port: int, rank: int) -> socket.socket:
             time.sleep(0.1)
 
 
-def _receive(connection: socket.socket, template: Any) -> Any:
+def _receive(connection: socket.socket, expected_array: Any) -> Any:
     data = bytearray()
-    while len(data) < template.nbytes:
-        chunk = connection.recv(template.nbytes - len(data))
+    while len(data) < expected_array.nbytes:
+        chunk = connection.recv(expected_array.nbytes - len(data))
         if not chunk:
             raise ConnectionError("the peer closed the connection")
         data += chunk
-    return np.frombuffer(data, template.dtype).reshape(template.shape)
+    return np.frombuffer(data, expected_array.dtype).reshape(expected_array.shape)

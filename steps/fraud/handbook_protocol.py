@@ -26,7 +26,7 @@ from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.serving_state import State, load_trained
-from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, day
+from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, format_day
 from steps.fraud.models import FraudModel, TreesModel, load, score_all
 from steps.fraud.ranking import average_precision, weighted_ap
 
@@ -66,7 +66,7 @@ class Week:
     @property
     def name(self) -> str:
         """First day of the week."""
-        return day(self.start)
+        return format_day(self.start)
 
 
 def judged_weeks(rows: Rows) -> list[Week]:

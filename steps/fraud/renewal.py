@@ -18,7 +18,7 @@ from steps.fraud.data.boosting import write_arrays
 from steps.fraud.data.features import Floats, tables
 from steps.fraud.data.row_checks import check
 from steps.fraud.data.shards import last_full_day
-from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, utc
+from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_utc
 from steps.fraud.fraud_config import Data
 
 CHUNK = 4096  # number of rows that the trees score at once
@@ -43,8 +43,8 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
     if rows.time[0] >= current.train_end + DAY:
         raise DataError(
-            f"{data.source} begins at {utc(rows.time[0])}, but the state of the model ends at"
-            f" {utc(current.train_end)}: the transactions in between are missing. Give data from"
+            f"{data.source} begins at {format_utc(rows.time[0])}, but the state of the model ends at"
+            f" {format_utc(current.train_end)}: the transactions in between are missing. Give data from"
             " that time on."
         )
 
@@ -69,7 +69,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     instances = [
         {
             "transaction_id": number,
-            "time": utc(until),
+            "time": format_utc(until),
             "card": card,
             "terminal": terminal,
             "amount": cents / 100,
@@ -77,7 +77,9 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
         for number, (card, terminal, cents) in enumerate(columns)
     ]
 
-    return Refreshed(len(later), dataset_facts(release) | {"data_until": utc(until)}, instances)
+    return Refreshed(
+        len(later), dataset_facts(release) | {"data_until": format_utc(until)}, instances
+    )
 
 
 def fill_labels(old: Rows, new: Rows) -> Rows:

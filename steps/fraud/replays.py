@@ -32,7 +32,7 @@ def replay(
         pl.col("time").dt.epoch("us") >= start
     )
     later = Rows.from_frame(frame)
-    expected = _sample(
+    expected = _sample_scores(
         pl.read_parquet(report / "scores.parquet"), count, np.random.default_rng(seed)
     )
     chosen = np.flatnonzero(np.isin(later.id, list(expected)))
@@ -40,7 +40,7 @@ def replay(
     needed = np.zeros(len(later), bool)
 
     for row in chosen.tolist():
-        history = _needed(later, row)
+        history = _find_needed_rows(later, row)
         if history.sum() > max_history:
             continue
 
@@ -59,7 +59,7 @@ def replay(
         yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
 
 
-def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
+def _sample_scores(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
     """Return {transaction id: offline score} of about `count` rows, the same number from each week,
     half of them frauds."""
     chosen: dict[int, float] = {}
@@ -74,7 +74,7 @@ def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, flo
     return chosen
 
 
-def _needed(later: Rows, row: int) -> NDArray[np.bool_]:
+def _find_needed_rows(later: Rows, row: int) -> NDArray[np.bool_]:
     """Return a mask of the earlier rows that affect the score of `row`: rows of its card and of its
     card's terminals."""
     same_card = later.card == later.card[row]

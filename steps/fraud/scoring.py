@@ -22,7 +22,7 @@ from rekindle.errors import DataError
 from steps.fraud.data.features import Floats
 from steps.fraud.data.row_checks import MAX_AMOUNT
 from steps.fraud.data.serving_state import State
-from steps.fraud.data.transactions import DAY, Ints, Rows, identity, instant
+from steps.fraud.data.transactions import DAY, Ints, Rows, format_instant, identity
 from steps.fraud.fraud_config import MAX_HISTORY
 from steps.fraud.models import load, score_windows
 
@@ -106,7 +106,7 @@ class Request(BaseModel):
     history: list[PastTransaction] = Field([], max_length=MAX_HISTORY)
 
     @model_validator(mode="after")
-    def _unique(self) -> Self:
+    def _check_unique_ids(self) -> Self:
         for name, transactions in (("instances", self.instances), ("history", self.history)):
             indices: dict[int, int] = {}
             for index, transaction in enumerate(transactions):
@@ -136,7 +136,7 @@ class FraudPredictor:
 
     def example(self) -> dict[str, Any]:
         """Return a request with one made-up transaction."""
-        time = instant(self.state.train_end)
+        time = format_instant(self.state.train_end)
         return {
             "instances": [
                 {"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}
@@ -166,7 +166,7 @@ class FraudPredictor:
         days = (newest - end) / DAY
 
         return (
-            f"the history is missing: the model knows the payments until {instant(end)} UTC,"
+            f"the history is missing: the model knows the payments until {format_instant(end)} UTC,"
             f" {days:.1f} days before the newest transaction, so its scores are worse. Send the"
             " later payments of the cards and terminals in `history`, or refresh the model."
         )

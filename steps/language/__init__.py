@@ -51,7 +51,7 @@ class Model(Section):
     heads: int = Field(4, ge=1, description="number of attention heads; must divide width")
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_width(self) -> Self:
         if self.width % self.heads:
             raise ValueError(
                 f"width is {self.width}: it must be a multiple of heads ({self.heads})"

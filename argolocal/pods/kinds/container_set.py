@@ -102,7 +102,7 @@ class ContainerSet(Sidecars):
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
                 if self.attempts_left[name] < 0:  # this happens only with `retries: 0`
-                    self._end(name, 0)
+                    self._record_end(name, 0)
                 else:
                     self._try_start(name)
 
@@ -115,14 +115,16 @@ class ContainerSet(Sidecars):
         try:
             self.running[name] = self._run(name)
         except StartError as error:
-            self._end(name, START_ERROR_CODE, str(error))
+            self._record_end(name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
             # Argo loses the exit code of a container with dependencies
             if self.containers[name].get("dependencies"):
                 visible_code = 0
             else:
                 visible_code = exit_codes.EXECUTOR_ERROR
-            self._end(name, exit_codes.EXECUTOR_ERROR, missing_command_message(error), visible_code)
+            self._record_end(
+                name, exit_codes.EXECUTOR_ERROR, missing_command_message(error), visible_code
+            )
 
     def on_exit(self, name: str, now: float) -> None:
         """Retry or complete the container `name`, whose process has exited."""
@@ -131,14 +133,14 @@ class ContainerSet(Sidecars):
             self.retry_at[name] = now + self.retry_delay
         else:
             self.reasons[name] = process.reason
-            self._end(name, process.code)
+            self._record_end(name, process.code)
 
     def kill(self) -> None:
         """Complete containers that have not started, and cancel retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
-            self._end(name, exit_codes.TERMINATED)
+            self._record_end(name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
         """Return Argo's message about the first failed container by name, or "". In inline
@@ -163,7 +165,7 @@ class ContainerSet(Sidecars):
 
             code = self.visible_codes[dependency]
             if code:
-                self._end(
+                self._record_end(
                     name,
                     exit_codes.EXECUTOR_ERROR,
                     f'dependency "{dependency}" exited with non-zero code: {code}',
@@ -180,7 +182,9 @@ class ContainerSet(Sidecars):
             return process
         return self._start(self.containers[name])
 
-    def _end(self, name: str, code: int, error: str = "", visible_code: int | None = None) -> None:
+    def _record_end(
+        self, name: str, code: int, error: str = "", visible_code: int | None = None
+    ) -> None:
         self.codes[name] = code
         self.visible_codes[name] = code if visible_code is None else visible_code
         self.errors[name] = error

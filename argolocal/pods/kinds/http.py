@@ -40,7 +40,7 @@ def send(http: Mapping[str, Any], read_secret: ReadSecret) -> Result:
             web_error = web.WebError(web.hide_password(http["url"]), error)
 
         method = (http.get("method") or "GET").capitalize()
-        return "Failed", f'{method} "{web_error.url}": {_go_error(web_error)}', None
+        return "Failed", f'{method} "{web_error.url}": {_format_as_go_error(web_error)}', None
 
     condition = http.get("successCondition")
     if not condition:
@@ -83,7 +83,7 @@ def _send(
         return response.status, text, response.getheaders()
 
 
-def _go_error(web_error: web.WebError) -> str:
+def _format_as_go_error(web_error: web.WebError) -> str:
     """Return Go's message about a failed connection, which the retry policies of Argo search
     for."""
     error = web_error.cause

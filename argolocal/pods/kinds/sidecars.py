@@ -80,7 +80,7 @@ class Sidecars:
             self.log_error,
         )
         for container in (*self.sidecar_specs, *self.init_specs):
-            artifacts.remove_directory(self._root(container))
+            artifacts.remove_directory(self._container_root(container))
 
         failed_sidecars = (
             (name, process)
@@ -89,7 +89,7 @@ class Sidecars:
         )
         return next((f"{name}: {process.failure}" for name, process in failed_sidecars), "")
 
-    def _root(self, container: dict[str, Any]) -> Path:
+    def _container_root(self, container: dict[str, Any]) -> Path:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> Process:
@@ -103,7 +103,7 @@ class Sidecars:
         run = replace(
             self.run,
             container=main,
-            root=self._root(container),
+            root=self._container_root(container),
             log=log,
             private_paths=(),
             stdout=None,

@@ -86,7 +86,7 @@ class ScheduleConfig(Section):
 
     @field_validator("cron")
     @classmethod
-    def _cron(cls, text: str) -> str:
+    def _check_cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; schedule.timezone sets the time zone")
         reason = crontab.schedule_error(text)
@@ -96,7 +96,7 @@ class ScheduleConfig(Section):
 
     @field_validator("timezone")
     @classmethod
-    def _timezone(cls, name: str) -> str:
+    def _check_timezone(cls, name: str) -> str:
         reason = crontab.timezone_error(name)
         if reason:
             raise ValueError(reason)
@@ -136,7 +136,7 @@ class Config(Section):
 
     @field_validator("notify", mode="before")
     @classmethod
-    def _turn_off(cls, notify: object) -> object:
+    def _accept_null_notify(cls, notify: object) -> object:
         """Accept `notify: null` as the default: no notifications."""
         if notify is None:
             return NotifyConfig()
@@ -491,11 +491,11 @@ def _parse_value(text: str, origin: str) -> Any:
 
 
 def _iterate_leaves(
-    values: Mapping[str, Any], above: KeyPath = ()
+    values: Mapping[str, Any], parent_keys: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
         # not a dotted path: a key, such as a node label, may contain dots
-        keys = (*above, str(key))
+        keys = (*parent_keys, str(key))
         if isinstance(value, Mapping) and value:
             yield from _iterate_leaves(value, keys)
         else:

@@ -107,7 +107,7 @@ class Repository:
             "GIT_INDEX_FILE": str(index or self.git_dir / "index"),
             "GIT_WORK_TREE": str(work_tree or self.top),
         }
-        return _run(self.private, arguments, variables, work_tree or self.top)
+        return _run_git(self.private, arguments, variables, work_tree or self.top)
 
     def find_commit(self, revision: str) -> str:
         """Return the sha of a commit; "" if it does not exist."""
@@ -276,7 +276,7 @@ def open_repository(folder: Path) -> Iterator[Repository | None]:
         return
     with tempfile.TemporaryDirectory(prefix="rekindle-git-") as name:
         git_dir = _git_dir(top)
-        common = _named_folder(git_dir / "commondir", "") or git_dir
+        common = _folder_named_in(git_dir / "commondir", "") or git_dir
         repository = Repository(top, git_dir, common, Path(name))
         _fill_private_folder(repository)
         yield repository
@@ -286,7 +286,7 @@ def _git_dir(top: Path) -> Path:
     """Return the git directory of a work tree; in a linked work tree and a submodule, `.git` is a
     file."""
     path = top / ".git"
-    git_dir = path if path.is_dir() else _named_folder(path, "gitdir:")
+    git_dir = path if path.is_dir() else _folder_named_in(path, "gitdir:")
     if git_dir is None:
         raise GitError(
             f"{path} is neither a git directory, nor a file that names one: clone the repository"
@@ -295,7 +295,7 @@ def _git_dir(top: Path) -> Path:
     return git_dir
 
 
-def _named_folder(file: Path, prefix: str) -> Path | None:
+def _folder_named_in(file: Path, prefix: str) -> Path | None:
     """Return the folder whose path, relative to `file`, is in `file` after `prefix`; None if there
     is no such folder."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
@@ -389,12 +389,12 @@ def _read_settings(repository: Repository) -> dict[str, str]:
     (repository.private / "config").write_text(_format_config({}))
 
     list_settings = ["config", "-z", "--list"]
-    texts = [_run(repository.private, list_settings, with_user_settings=True)]
+    texts = [_run_git(repository.private, list_settings, with_user_settings=True)]
 
     for file in (repository.common / "config", repository.git_dir / "config.worktree"):
         if _read_if_regular(file) is not None:
             texts.append(
-                _run(
+                _run_git(
                     repository.private,
                     ["config", "-z", "--no-includes", "--list", "--file", str(file)],
                 )
@@ -423,7 +423,7 @@ def _format_config(settings: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(
+def _run_git(
     private: Path,
     arguments: list[str] | tuple[str, ...],
     variables: Mapping[str, str] | None = None,

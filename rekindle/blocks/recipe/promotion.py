@@ -93,7 +93,7 @@ def _add_attempt(
         expressions = _repeat_evaluation(evaluation, last, expressions)
 
     if canary:
-        passed = _not_rolled_back(canary).text
+        passed = _not_rolled_back_condition(canary).text
         expressions = {
             name: f"{passed} ? ({expressions[name]}) : {result.expression}"
             for name, result in _group_outputs(first).items()
@@ -122,19 +122,19 @@ def _find_evaluation(block: Block) -> Block | None:
     return None
 
 
-def _verify_again(first: Block, canary: Block, values: dict[str, Any]) -> Block:
+def _verify_again(first_verification: Block, canary: Block, values: dict[str, Any]) -> Block:
     """Add the verification after the rollout of a canary; this verification promotes the
     release."""
-    if first.name.startswith("verify"):
-        suffix = first.name.removeprefix("verify")
+    if first_verification.name.startswith("verify"):
+        suffix = first_verification.name.removeprefix("verify")
     else:
-        suffix = f"-{first.name}"
+        suffix = f"-{first_verification.name}"
 
     again = step(
         "steps.verify",
         task=f"verify-again{suffix}",
         inputs=values | {"canary": canary.outputs.canary},
-        when=_not_rolled_back(canary),
+        when=_not_rolled_back_condition(canary),
     )
     return again.follow(canary)
 
@@ -158,7 +158,7 @@ def _repeat_evaluation(
     }
 
 
-def _not_rolled_back(canary: Block) -> Condition:
+def _not_rolled_back_condition(canary: Block) -> Condition:
     """Return the condition that the canary passed, or ended because the champion changed."""
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 

@@ -97,7 +97,7 @@ def train(
     if len(names) > 1:
         return _train_families(data, names, section, task=task, train=train, model=model, **inputs)
     if isinstance(families.get_families(workload)[names[0]], families.Fitted):
-        return _fit(data, names[0], section, task=task, model=model, **inputs)
+        return _add_fit_task(data, names[0], section, task=task, model=model, **inputs)
 
     if names[0]:
         inputs["family"] = names[0]
@@ -176,7 +176,7 @@ def _train_families(
     return choose(data, models, task=task, train=section)
 
 
-def _fit(
+def _add_fit_task(
     data: Block,
     family: str,
     section: TrainConfig,

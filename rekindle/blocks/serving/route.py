@@ -28,7 +28,7 @@ def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
         serve.gateway or (serve.canary and serve.canary.gateway) or ""
     ).rpartition("/")
     parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
-    predict, other = _paths(model)
+    predict, other = _public_paths(model)
     paths = [{"type": "Exact", "value": predict}, {"type": "PathPrefix", "value": other}]
     champion = {"name": model, "port": serve.port}
     candidate = {"name": server, "port": PORT}
@@ -64,7 +64,7 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
     kinds = ("ImplementationSpecific", "Prefix")
     paths = [
         {"path": path, "pathType": kind, "backend": backend}
-        for path, kind in zip(_paths(model), kinds, strict=True)
+        for path, kind in zip(_public_paths(model), kinds, strict=True)
     ]
     spec: dict[str, Any] = {"rules": [{"host": serve.host, "http": {"paths": paths}}]}
 
@@ -81,7 +81,7 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
     }
 
 
-def _paths(model: str) -> tuple[str, str]:
+def _public_paths(model: str) -> tuple[str, str]:
     """Return the public paths of a model: the exact path of predictions, and the prefix of all
     others. Probes and metrics are not public."""
     return f"/v1/models/{model}:predict", f"/v1/models/{model}"

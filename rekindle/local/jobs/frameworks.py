@@ -62,14 +62,16 @@ def is_complete(obj: Object, succeeded_pods: set[str]) -> bool:
     return len(succeeded_of_role) == len(pods) > 0
 
 
-def tolerates_failure(obj: Object, role: str, policy: str) -> bool:
+def tolerates_failure(obj: Object, role: str, restart_policy: str) -> bool:
     """Return True if a job continues without a pod that failed permanently."""
     is_dynamic = (
         obj["kind"] == "TFJob"
         and bool(obj["spec"].get("enableDynamicWorker"))
-        and policy == "Never"
+        and restart_policy == "Never"
     )
-    return role == "Worker" and (is_dynamic or (obj["kind"] == "MPIJob" and policy == "ExitCode"))
+    return role == "Worker" and (
+        is_dynamic or (obj["kind"] == "MPIJob" and restart_policy == "ExitCode")
+    )
 
 
 def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
@@ -92,7 +94,7 @@ def _total_replicas(obj: Object) -> int:
     return sum(replica_count(obj, role) for role in replicas_of(obj))
 
 
-def _rank(role: str, index: int) -> int:
+def _rank_after_master(role: str, index: int) -> int:
     if role == "Master":
         return 0
     return index + 1
@@ -109,7 +111,7 @@ def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, 
     if "Master" in replicas:
         host = address(pod_name(obj, "Master"))
         port = str(port_of(obj, "Master"))
-        rank = str(_rank(role, index))
+        rank = str(_rank_after_master(role, index))
         env["MASTER_PORT"] = port
         env["PET_MASTER_PORT"] = port
         env["MASTER_ADDR"] = host
@@ -186,7 +188,7 @@ def _xgboost(obj: Object, role: str, index: int, address: Address) -> dict[str, 
         "MASTER_PORT": str(port_of(obj, "Master")),
         "MASTER_ADDR": address(pod_name(obj, "Master")),
         "WORLD_SIZE": str(_total_replicas(obj)),
-        "RANK": str(_rank(role, index)),
+        "RANK": str(_rank_after_master(role, index)),
         "PYTHONUNBUFFERED": "1",
     }
     if _total_replicas(obj) > 1:

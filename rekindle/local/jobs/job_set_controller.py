@@ -83,7 +83,7 @@ class JobSets(TrainingJobs):
         status.setdefault("restarts", 0)
         if not is_finished(status):
             if obj["spec"].get("suspend"):
-                self._remove(job, list(job.pods))
+                self._end_pods(job, list(job.pods))
                 _set_condition(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
                 if is_suspended(status):
@@ -91,7 +91,7 @@ class JobSets(TrainingJobs):
                 self._run(obj, job, status, succeeded_pods)
         status["replicatedJobsStatus"] = _job_statuses(obj, job, succeeded_pods)
         if is_finished(status):
-            self._remove(job, list(job.pods))
+            self._end_pods(job, list(job.pods))
 
     def _set_failed(self, status: Object, message: str) -> None:
         _end(status, "Failed", "Error", message)
@@ -173,7 +173,7 @@ class JobSets(TrainingJobs):
             if not only_this_job or pod_owner == owner
         ]
 
-        self._remove(job, [name for name in restarted_pods if name in job.pods])
+        self._end_pods(job, [name for name in restarted_pods if name in job.pods])
         succeeded_pods -= set(restarted_pods)
 
         for name in restarted_pods:

@@ -126,11 +126,11 @@ class TrainingJobs(Controller):
             obj = self.read(name) or {}
             status = obj.get("status") or {}
             if is_finished(status):
-                self._clean(obj, status)
+                self._remove_job_files(obj, status)
 
-    def _clean(self, obj: Object, status: Object) -> None:
+    def _remove_job_files(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
-        rmtree(self._files(obj), ignore_errors=True)
+        rmtree(self._mpi_folder(obj), ignore_errors=True)
         if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
             for folder in (
                 self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)
@@ -174,7 +174,7 @@ class TrainingJobs(Controller):
         self._save(name, status, succeeded_pods)
         if is_finished(status) and not job.pods and not job.terminating:
             os.close(self.jobs.pop(name).lock)
-            self._clean(obj, status)
+            self._remove_job_files(obj, status)
 
     def _fail(self, obj: Object, job: Job, error: Exception) -> None:
         """Fail a job that cannot be reconciled."""
@@ -183,7 +183,7 @@ class TrainingJobs(Controller):
         self._set_failed(
             status, f"{self.kind} {name} is failed because of an error: {describe(error)}"
         )
-        self._remove(job, list(job.pods))
+        self._end_pods(job, list(job.pods))
         self._save(name, status)
 
     def _set_failed(self, status: Object, message: str) -> None:
@@ -200,7 +200,7 @@ class TrainingJobs(Controller):
 
         if not is_finished(status):
             if policy.get("suspend"):
-                self._remove(job, list(job.pods))
+                self._end_pods(job, list(job.pods))
                 set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
                 status.pop("startTime", None)
             else:
@@ -248,9 +248,9 @@ class TrainingJobs(Controller):
             }:
                 job.pods[pod] = self._pod(obj, pod, role, index)
 
-        self._remove(job, [pod for pod in job.pods if pod not in desired_pods])
+        self._end_pods(job, [pod for pod in job.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
-            mpi_job.write_processes(self._files(obj), job.pods)
+            mpi_job.write_processes(self._mpi_folder(obj), job.pods)
 
     def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         spec = replicas_of(obj)[role]["template"]["spec"]
@@ -259,9 +259,9 @@ class TrainingJobs(Controller):
         )
         directories = {}
         if role == "Launcher":
-            mpi_job.write_files(obj, self._files(obj))
+            mpi_job.write_files(obj, self._mpi_folder(obj))
             spec, environment, directories = mpi_job.mount_files(
-                spec, environment, self._files(obj)
+                spec, environment, self._mpi_folder(obj)
             )
         return Pod(
             self.cluster, name, spec, self.run, environment, directories, claims=self._claims()
@@ -274,7 +274,7 @@ class TrainingJobs(Controller):
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
         return memory_volume(self.run, obj["metadata"]["name"], spec)
 
-    def _files(self, obj: Object) -> Path:
+    def _mpi_folder(self, obj: Object) -> Path:
         return self.run / "mpi" / obj["metadata"]["name"]
 
     def _reap(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
@@ -349,7 +349,7 @@ class TrainingJobs(Controller):
 
     def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
         if clean_policy in ("Running", "All"):
-            self._remove(job, list(job.pods))
+            self._end_pods(job, list(job.pods))
         else:  # no pod is deleted or restarted
             job.pods = {
                 key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None
@@ -360,7 +360,7 @@ class TrainingJobs(Controller):
                 if total:
                     counts["succeeded"] = total
 
-    def _remove(self, job: Job, names: list[str]) -> None:
+    def _end_pods(self, job: Job, names: list[str]) -> None:
         for name in names:
             pod = job.pods.pop(name)
             pod.end()

@@ -25,7 +25,7 @@ def find_shortages(
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
     `pods`: by task."""
     lines: list[str] = []
-    for compare in (_nodes, _quotas, _queues):
+    for compare in (_node_shortages, _quota_shortages, _queue_shortages):
         try:
             lines += compare(cluster, pods, peak)
         except ApiError as error:
@@ -35,7 +35,7 @@ def find_shortages(
     return list(dict.fromkeys(lines))
 
 
-def _nodes(
+def _node_shortages(
     cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
 ) -> Iterator[str]:
     nodes = read_nodes(cluster, with_pods=False)
@@ -55,7 +55,7 @@ def _nodes(
         yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
 
-def _quotas(
+def _quota_shortages(
     cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
 ) -> Iterator[str]:
     for quota in cluster.list_objects(QUOTAS):
@@ -73,26 +73,26 @@ def _quotas(
             )
 
 
-def _queues(
+def _queue_shortages(
     cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
 ) -> Iterator[str]:
     for task, replicas in pods.items():
         for name in sorted({item.queue for item in replicas if item.queue}):
             needed = totals(item for item in replicas if item.queue == name)
-            queue = _kueue(cluster, "localqueues", name)
+            queue = _find_kueue_object(cluster, "localqueues", name)
             if not queue:
                 yield (
                     f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
                 )
                 continue
 
-            cluster_queue = _kueue(
+            cluster_queue = _find_kueue_object(
                 cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False
             )
             if not cluster_queue:
                 continue
 
-            shortage = list_shortages(needed, _quota(cluster, cluster_queue, needed))
+            shortage = list_shortages(needed, _usable_quota(cluster, cluster_queue, needed))
             if shortage:
                 yield (
                     f"{task} exceeds the quota of {cluster_queue['metadata']['name']}:"
@@ -100,7 +100,9 @@ def _queues(
                 )
 
 
-def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) -> Object | None:
+def _find_kueue_object(
+    cluster: Cluster, plural: str, name: str, namespaced: bool = True
+) -> Object | None:
     for version in VERSIONS:
         found = cluster.find(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced), name)
         if found:
@@ -108,7 +110,7 @@ def _kueue(cluster: Cluster, plural: str, name: str, namespaced: bool = True) ->
     return None
 
 
-def _quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+def _usable_quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
     """Return what a ClusterQueue can use at most over all flavors, for the needed resources that it
     limits."""
     result: dict[str, float] = {}

@@ -200,7 +200,7 @@ def forecast(
 
     by_task = {result.task: result for result in results}
     tree = Tree(workflow, lookup.cached_parameter(manifest, results) if results else "")
-    prefix = _prefix(manifest)
+    prefix = _run_name_prefix(manifest)
 
     has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
     if has_running_tasks:
@@ -291,7 +291,7 @@ def _row(
     )
 
 
-def _prefix(manifest: Mapping[str, Any]) -> str:
+def _run_name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the start of the names of a manifest's runs."""
     metadata = manifest.get("metadata") or {}
     if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):

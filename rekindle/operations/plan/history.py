@@ -59,7 +59,7 @@ def read_local_runs(
     is called for each malformed run."""
     names = runs.run_names(home) if (home / "runs").is_dir() else []
     yield from _newest_runs(
-        (_read(home, name) for name in names if name.startswith(prefix)), workflow, note
+        (_read_local_run(home, name) for name in names if name.startswith(prefix)), workflow, note
     )
 
 
@@ -103,11 +103,11 @@ def _newest_runs(
     candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any], note: Note
 ) -> Iterator[FormerRun]:
     count = 0
-    identity = _identity(workflow)
+    identity = _pipeline_identity(workflow)
     for candidate in candidates:
         if not candidate or candidate[2].get("phase") not in FINISHED:
             continue
-        if _identity(candidate[1]) != identity:
+        if _pipeline_identity(candidate[1]) != identity:
             continue
 
         try:
@@ -123,7 +123,7 @@ def _newest_runs(
                 return
 
 
-def _read(home: Path, name: str) -> tuple[str, Any, Status] | None:
+def _read_local_run(home: Path, name: str) -> tuple[str, Any, Status] | None:
     files = RunFiles(home, name)
     try:
         return name, files.workflow(), files.load()[0]
@@ -147,7 +147,7 @@ def _fetch(
     return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
 
 
-def _identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
+def _pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which all its runs share."""
     try:
         pipeline = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
@@ -184,11 +184,11 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
     else:
         seconds = 0.0
 
-    tree = Tree(workflow) if _trains(workflow) else None
+    tree = Tree(workflow) if _has_training(workflow) else None
     return FormerRun(name, tree, seconds, records)
 
 
-def _trains(workflow: Mapping[str, Any]) -> bool:
+def _has_training(workflow: Mapping[str, Any]) -> bool:
     templates = workflow["spec"].get("templates") or []
     return any(
         LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates

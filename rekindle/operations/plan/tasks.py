@@ -220,7 +220,7 @@ class Tree:
         match = CACHE_CONDITION.fullmatch(when)
         # evaluated here, because parsing would take longer than everything else
         if match:
-            location = self._location(match[1])
+            location = self._reused_location(match[1])
             if location:
                 return CACHED_RESULT, f"result of {location}"
             return RUNS, ""
@@ -240,7 +240,7 @@ class Tree:
         if runs:
             return RUNS, ""
 
-        locations = [self._location(key) for key in JSON_PATH_NAME.findall(when)]
+        locations = [self._reused_location(key) for key in JSON_PATH_NAME.findall(when)]
         if any(locations):
             return CACHED_RESULT, f"result of {next(filter(None, locations))}"
 
@@ -262,7 +262,7 @@ class Tree:
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
 
-    def _location(self, name: str) -> str:
+    def _reused_location(self, name: str) -> str:
         """Return the RUN/TASK whose outputs a task reuses, or ""."""
         row = self.cached.get(name)
         if isinstance(row, dict):

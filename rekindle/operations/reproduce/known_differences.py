@@ -115,8 +115,8 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
         here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
         yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
 
-    recorded_packages = _versions(origin.run.packages)
-    current_packages = _versions(code.list_packages())
+    recorded_packages = _split_versions(origin.run.packages)
+    current_packages = _split_versions(code.list_packages())
     names = sorted(recorded_packages.keys() | current_packages.keys())
     changes = [
         f"{name} {recorded_packages.get(name, '(missing)')} →"
@@ -187,7 +187,7 @@ class Data:
             parts = Path(self.recorded_source).parts[1:]
             places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
 
-        digests = {place: _digest(place) for place in [*places, source]}
+        digests = {place: _digest_or_empty(place) for place in [*places, source]}
         return {place: digest for place, digest in digests.items() if digest or place == source}
 
     @cached_property
@@ -240,7 +240,7 @@ class Data:
         return path.is_relative_to(POD_PRIVATE) and not path.is_relative_to(self.folder)
 
 
-def _digest(place: str) -> str:
+def _digest_or_empty(place: str) -> str:
     try:
         return data_digest_or_empty(place)
     except RekindleError:
@@ -248,7 +248,7 @@ def _digest(place: str) -> str:
         return ""
 
 
-def _versions(names: list[str]) -> dict[str, str]:
+def _split_versions(names: list[str]) -> dict[str, str]:
     """Split the names of packages, such as torch-2.8.0.dist-info, into name and version."""
     parts = (package.rpartition("-") for package in names)
     return {name: version for name, _, version in parts}

@@ -41,7 +41,7 @@ def recorded_values(home: Path, origin: Origin) -> dict[str, str]:
 
 
 def suspended_findings(
-    manifest: Manifest, parameters: Values, given: Values, recorded: Values
+    manifest: Manifest, parameters: Values, values_given: Values, values_recorded: Values
 ) -> Iterator[Finding]:
     """Yield the values that neither the user has given nor the run of the release has recorded.
 
@@ -59,17 +59,19 @@ def suspended_findings(
         task for task in tree.leaves() if "suspend" in task.template and task.status != SKIPPED
     ]
     outputs = {
-        name: (task, default) for task in tasks for name, default in _outputs(task.template).items()
+        name: (task, default)
+        for task in tasks
+        for name, default in _output_defaults(task.template).items()
     }
 
-    for name in given.keys() - outputs.keys():
+    for name in values_given.keys() - outputs.keys():
         raise ConfigError(
             f"-p {name}: a suspended step does not have this"
             f" output.{did_you_mean(name, set(outputs))}"
         )
 
     for name, (task, default) in outputs.items():
-        if name in given or name in recorded:
+        if name in values_given or name in values_recorded:
             continue
 
         text = (
@@ -94,7 +96,7 @@ def resume_at_once(manifest: Manifest, values: Values) -> None:
                 parameter["valueFrom"] = {"supplied": {}, "default": values[parameter["name"]]}
 
 
-def _outputs(template: Mapping[str, Any]) -> dict[str, str | None]:
+def _output_defaults(template: Mapping[str, Any]) -> dict[str, str | None]:
     """Map the outputs of a suspend template to their defaults."""
     inputs = {
         item["name"]: item.get("default")

@@ -296,8 +296,8 @@ class SnapshotFile:
         os.utime(self._file)
         return Snapshot(slot, step, len(loader_state), crc)
 
-    def close(self, *, remove: bool = False) -> None:
-        if remove and self.is_locked:
+    def close(self, *, deletes_file: bool = False) -> None:
+        if deletes_file and self.is_locked:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 

@@ -101,7 +101,7 @@ class Snapshots:
         file = self.file
         self.file = None
         if file:
-            file.close(remove=remove)
+            file.close(deletes_file=remove)
 
     def _commit_queued_slots(self) -> None:
         try:
@@ -141,7 +141,7 @@ class Snapshots:
                     " Memory at this path. Until then, if all workers are lost, the steps since the"
                     " last durable checkpoint are repeated."
                 )
-                self.file.close(remove=True)
+                self.file.close(deletes_file=True)
                 self.file = None
 
         if not self.file:

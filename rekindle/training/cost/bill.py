@@ -149,8 +149,8 @@ def compute_bill(summary: Summary, tariff: Tariff) -> Bill:
     return bill
 
 
-def _add_cost(bill: Bill, use: str, cost: float, is_spot: bool) -> None:
-    bill.uses[use] += cost
+def _add_cost(bill: Bill, use_name: str, cost: float, is_spot: bool) -> None:
+    bill.uses[use_name] += cost
     if is_spot:
         bill.spot += cost
     else:

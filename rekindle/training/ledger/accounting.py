@@ -365,7 +365,7 @@ class EventAccounting:
     def _end_timelines(self, t: float) -> None:
         pause = self.unsure or self.pause
         if pause.is_hard and self.points:
-            self._relabel(self._estimate_finish_time(self.points[-1][1], t), t, LOST)
+            self._relabel_trained_time(self._estimate_finish_time(self.points[-1][1], t), t, LOST)
         for life in self.lives.values():
             life.switch(t, None)
 
@@ -416,9 +416,9 @@ class EventAccounting:
             is_soft = not pause.is_hard
             if is_soft and step >= newest:
                 when = max(when, pause.until if pause.opened is None else pause.opened)
-                self._relabel(when, pause.until, WAITED)
+                self._relabel_trained_time(when, pause.until, WAITED)
             else:
-                cost = self._relabel(when, pause.until, LOST)
+                cost = self._relabel_trained_time(when, pause.until, LOST)
                 for incident in pause.incidents:
                     incident.repeated = max(0, newest - step)
                     incident.cost = cost
@@ -435,7 +435,7 @@ class EventAccounting:
 
         self._record_point(pause.until, step)
 
-    def _relabel(self, start: float, end: float, kind: str) -> float:
+    def _relabel_trained_time(self, start: float, end: float, kind: str) -> float:
         return sum(life.relabel_trained(start, end, kind) for life in self.lives.values())
 
     def _record_point(self, t: float, step: int) -> None:

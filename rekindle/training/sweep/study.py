@@ -49,7 +49,7 @@ class StallDetector:
         self.changes: dict[Job, tuple[float, float]] = {}
 
     def find_stalled_job(
-        self, running: Sequence[Job], read: Callable[[], Mapping[Job, float]]
+        self, running_jobs: Sequence[Job], read: Callable[[], Mapping[Job, float]]
     ) -> Job | None:
         """Return the first stalled job, or None. `read` returns the seconds that each job has used,
         as recorded in the store."""
@@ -59,12 +59,12 @@ class StallDetector:
 
         self.next_check = now + CHECK_INTERVAL_S
         seconds = read()
-        for job in running:
+        for job in running_jobs:
             used = seconds.get(job, 0.0)
             if self.changes.setdefault(job, (used, now))[0] != used:
                 self.changes[job] = (used, now)
         return next(
-            (job for job in running if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None
+            (job for job in running_jobs if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None
         )
 
 

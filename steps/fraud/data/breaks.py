@@ -8,7 +8,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
-from steps.fraud.data.transactions import day as day_of
+from steps.fraud.data.transactions import format_day as day_of
 from steps.fraud.fraud_config import Columns
 
 Floats = NDArray[np.float64]

@@ -17,20 +17,20 @@ FORMATS = tuple(
 YEAR_2000 = 9.4e8  # about the start of the year 2000, in seconds since 1970
 
 
-def number(column: pl.Series) -> pl.Series | None:
+def to_numbers(column: pl.Series) -> pl.Series | None:
     """Convert a column to numbers; return None if its type is unsuitable."""
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
         return None
     return column.cast(pl.Float64, strict=False)
 
 
-def amount(column: pl.Series, decimal: str) -> pl.Series | None:
+def to_amounts(column: pl.Series, decimal: str) -> pl.Series | None:
     """Convert a column to amounts; return None if its type is unsuitable.
 
     Raises DataError if the format is ambiguous.
     """
     if column.dtype != pl.String:
-        return number(column)
+        return to_numbers(column)
 
     text = column.str.strip_chars()
     has_decimal_comma = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
@@ -67,7 +67,7 @@ def amount(column: pl.Series, decimal: str) -> pl.Series | None:
     return digits.cast(pl.Float64, strict=False)
 
 
-def instant(column: pl.Series, time_format: str) -> pl.Series | None:
+def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     """Convert a column to µs since the epoch; return None if its type is unsuitable.
 
     Raises DataError if the format is ambiguous.
@@ -78,7 +78,7 @@ def instant(column: pl.Series, time_format: str) -> pl.Series | None:
         # columns with a time zone store UTC
         return column.dt.epoch("us")
     if column.dtype.is_numeric():
-        return _since_1970(column, time_format)
+        return _to_epoch_microseconds(column, time_format)
     if column.dtype != pl.String:
         return None
 
@@ -87,7 +87,7 @@ def instant(column: pl.Series, time_format: str) -> pl.Series | None:
     if time_format in UNIT_MICROSECONDS or (
         not time_format and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count
     ):
-        return _since_1970(
+        return _to_epoch_microseconds(
             text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False),
             time_format,
         )
@@ -105,7 +105,7 @@ def instant(column: pl.Series, time_format: str) -> pl.Series | None:
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
-def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
+def _to_epoch_microseconds(column: pl.Series, unit: str) -> pl.Series | None:
     values = column.cast(pl.Float64)
     median = values.median()
     if unit not in UNIT_MICROSECONDS:

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.data.transactions import DAY, Ints, Rows, firsts
+from steps.fraud.data.transactions import DAY, Ints, Rows, first_rows_of_groups
 
 WINDOWS = (1, 7, 30)  # lengths of windows, in days
 HABIT_ROWS = 50  # number of transactions of the card that define its habits
@@ -197,7 +197,7 @@ def tables(
     piece.
     """
     terminal_names = tuple(name for name in names if name in TERMINAL_NAMES)
-    by_terminal = _order(rows.terminal)
+    by_terminal = _stable_order(rows.terminal)
     terminal_table = np.empty((len(rows), len(terminal_names)), np.float32)
 
     for group in chunks(rows.terminal[by_terminal], chunk):
@@ -206,7 +206,7 @@ def tables(
             terminal_features(rows[index], delay_days, names), terminal_names
         )
 
-    by_card = _order(rows.card)
+    by_card = _stable_order(rows.card)
     for group in chunks(rows.card[by_card], chunk):
         index = by_card[group]
         piece = rows[index]
@@ -216,7 +216,7 @@ def tables(
         yield piece, matrix(columns, names)
 
 
-def _order(group: Ints) -> Ints:
+def _stable_order(group: Ints) -> Ints:
     """Return the indices that sort rows by group; rows of a group keep their order."""
     group = group - group.min()
     # sorting numbers of 16 bits is faster
@@ -242,7 +242,7 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     groups, and positions do not overflow with many groups.
     """
     index = np.arange(len(time))
-    first = firsts(group)
+    first = first_rows_of_groups(group)
     gap = np.diff(time, prepend=time[:1])
     line = np.cumsum(np.where(first == index, reach + 1, np.minimum(gap, reach + 1)))
     return index, first, line

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from rekindle.errors import DataError
-from steps.fraud.data.convert import amount, instant, number
+from steps.fraud.data.convert import to_amounts, to_instants, to_numbers
 from steps.fraud.data.csv_file import FILE, LINE_NUMBER, RAGGED
 from steps.fraud.data.suspicions import strays
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, identity
@@ -108,12 +108,12 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
     """Convert the columns to the types of the dataset, and values that cannot be converted to
     null."""
     converters = {
-        "id": _identity,
-        "time": lambda column: instant(column, text.time),
-        "card": _identity,
-        "terminal": _identity,
-        "amount": lambda column: amount(column, text.decimal),
-        "fraud": _label,
+        "id": _convert_ids,
+        "time": lambda column: to_instants(column, text.time),
+        "card": _convert_ids,
+        "terminal": _convert_ids,
+        "amount": lambda column: to_amounts(column, text.decimal),
+        "fraud": _convert_labels,
     }
 
     converted_columns = []
@@ -137,7 +137,7 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
     return pl.DataFrame([*converted_columns, scenario.cast(pl.UInt8, strict=False).fill_null(0)])
 
 
-def _identity(column: pl.Series) -> pl.Series | None:
+def _convert_ids(column: pl.Series) -> pl.Series | None:
     """Convert ids (numbers or text) to numbers."""
     if column.dtype.is_integer():
         return column.cast(pl.Int64, strict=False)
@@ -159,7 +159,7 @@ def _identity(column: pl.Series) -> pl.Series | None:
     return numbers.fill_null(hashes)
 
 
-def _label(column: pl.Series) -> pl.Series | None:
+def _convert_labels(column: pl.Series) -> pl.Series | None:
     """Convert labels (0, 1 or empty) to numbers; UNKNOWN for an empty label."""
     is_missing = column.is_null()
     if column.dtype == pl.String:
@@ -167,7 +167,7 @@ def _label(column: pl.Series) -> pl.Series | None:
         is_missing |= column.is_in(["", "null", "none", "nan"])
     elif column.dtype.is_float():  # pandas writes integers with gaps as floats
         is_missing |= column.is_nan()
-    labels = number(column)
+    labels = to_numbers(column)
     if labels is None:
         return None
     return labels.set(labels == UNKNOWN, None).set(is_missing.fill_null(True), float(UNKNOWN))

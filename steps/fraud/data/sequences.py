@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
-from steps.fraud.data.transactions import UNKNOWN, Ints, firsts
+from steps.fraud.data.transactions import UNKNOWN, Ints, first_rows_of_groups
 from steps.fraud.facts import read_facts
 from steps.fraud.fraud_config import CONTEXT
 
@@ -58,7 +58,7 @@ class Rows:
                 " step prepare again."
             )
 
-        self.first = firsts(self.cards)  # for each row, the first row of its card
+        self.first = first_rows_of_groups(self.cards)  # for each row, the first row of its card
 
     def __len__(self) -> int:
         return len(self.times)
@@ -109,7 +109,7 @@ class TrainingWindows:
         self.offsets = torch.from_numpy(rows.offsets[start])
         self.start = torch.from_numpy(start)
         self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
-        self.counted = _masks()
+        self.counted = _interval_masks()
         self.features = rows.overlapping(LENGTH)
         padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
@@ -140,14 +140,16 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     `first`: for each row, the first row of its card. Returns (starts of windows; window of each of
     `rows`; position of each of `rows` in its window).
     """
-    origin = rows[firsts(first[rows])]  # for each of `rows`, the first of `rows` of its card
+    origin = rows[
+        first_rows_of_groups(first[rows])
+    ]  # for each of `rows`, the first of `rows` of its card
     block = (rows - origin) // (SCORED - CONTEXT)
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)
     return starts, window, rows - start
 
 
-def _masks() -> Tensor:
+def _interval_masks() -> Tensor:
     """Return masks: bool [(LENGTH + 1)², LENGTH].
 
     The row low * (LENGTH + 1) + high is True from position low to the position before high.

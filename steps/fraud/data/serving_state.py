@@ -33,7 +33,7 @@ from steps.fraud.data.features import (
     matrix,
     terminal_features,
 )
-from steps.fraud.data.transactions import DAY, Ints, Rows, instant
+from steps.fraud.data.transactions import DAY, Ints, Rows, format_instant
 from steps.fraud.data.transactions import NAMES as COLUMNS
 from steps.fraud.fraud_config import CONTEXT
 
@@ -192,8 +192,8 @@ class State:
 
         if (new.time < self.train_end).any():
             raise DataError(
-                f"a transaction of {instant(new.time.min())} UTC is older than the end of the state"
-                f" of this model, {instant(self.train_end)} UTC: only later transactions can be"
+                f"a transaction of {format_instant(new.time.min())} UTC is older than the end of the state"
+                f" of this model, {format_instant(self.train_end)} UTC: only later transactions can be"
                 " scored."
             )
 

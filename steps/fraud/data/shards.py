@@ -41,7 +41,7 @@ from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.breaks import late_labels, sum_labels
 from steps.fraud.data.row_checks import check
 from steps.fraud.data.suspicions import suspicions
-from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, day, utc
+from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_day, format_utc
 from steps.fraud.fraud_config import Data
 
 # columns of a shard of n rows, and their types
@@ -75,12 +75,12 @@ def write_dataset(data: Data, out: Path) -> Prepared:
         ) from error
 
     names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
-    days = {name: day(facts[name]) for name in ("first_time", "last_time", "train_end")}
+    days = {name: format_day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
     # the order of the source does not change the dataset, so it is not a fact of the dataset
     tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
     share = facts["train_frauds"] / facts["train_rows"]
-    newest = utc(facts["last_time"])
+    newest = format_utc(facts["last_time"])
 
     return Prepared(facts["rows"], rejected, facts, tags, warnings, {"fraud_share": share}, newest)
 
@@ -109,7 +109,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
-    facts["data_until"] = utc(facts["train_end"])
+    facts["data_until"] = format_utc(facts["train_end"])
     labels_until = facts["test_weeks"][-1][1]
     warnings = suspicions(rows, data.columns, labels_until)
     rows.to_frame().write_parquet(out / "transactions.parquet")
@@ -188,9 +188,9 @@ def _select_days(rows: Rows, data: Data) -> Rows:
     end = len(rows)
 
     if data.first_day:
-        start = int(np.searchsorted(rows.time, _us(data.first_day)))
+        start = int(np.searchsorted(rows.time, _to_microseconds(data.first_day)))
     if data.last_day:
-        end = int(np.searchsorted(rows.time, _us(data.last_day) + DAY))
+        end = int(np.searchsorted(rows.time, _to_microseconds(data.last_day) + DAY))
 
     if start >= end:
         if data.window:
@@ -200,7 +200,7 @@ def _select_days(rows: Rows, data: Data) -> Rows:
 
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day"
-            f" ({data.last_day}); the data is from {day(rows.time[0])} to {day(rows.time[-1])}."
+            f" ({data.last_day}); the data is from {format_day(rows.time[0])} to {format_day(rows.time[-1])}."
             f" {remedy}"
         )
 
@@ -218,7 +218,7 @@ def _hide_labels(rows: Rows, start: int) -> Rows:
 def labels_end(rows: Rows, data: Data) -> int:
     """Return the end of known labels; `rows` are all rows of the source, sorted by time."""
     if data.labels_until:
-        return _us(data.labels_until) + DAY
+        return _to_microseconds(data.labels_until) + DAY
     return (last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
 
 
@@ -253,8 +253,8 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
             f"nothing to learn from: {facts['train_rows']:,} transactions with"
-            f" {facts['train_frauds']:,} frauds before {day(train_end)}, where training ends (data"
-            f" from {day(rows.time[0])} to {day(rows.time[-1])}, less {data.test_weeks} test weeks"
+            f" {facts['train_frauds']:,} frauds before {format_day(train_end)}, where training ends (data"
+            f" from {format_day(rows.time[0])} to {format_day(rows.time[-1])}, less {data.test_weeks} test weeks"
             f" and, before and after them, {data.label_delay_days} days until labels are known)."
             " Give more data, or lower data.test_weeks."
         )
@@ -262,7 +262,7 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
     if not any(frauds for _, frauds in facts["test_rows"]):
         raise DataError(
             f"nothing to evaluate on: no fraud among the {sum(n for n, _ in facts['test_rows']):,}"
-            f" transactions of the test weeks ({day(edges[0])} to {day(end)}). Raise"
+            f" transactions of the test weeks ({format_day(edges[0])} to {format_day(end)}). Raise"
             " data.test_weeks, or give more data."
         )
 
@@ -289,7 +289,7 @@ def last_full_day(time: NDArray[np.int64]) -> int:
     return last - 1
 
 
-def _us(day: date) -> int:
+def _to_microseconds(day: date) -> int:
     return int(np.datetime64(day, "us").astype(np.int64))
 
 

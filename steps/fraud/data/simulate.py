@@ -134,11 +134,13 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
 
     for day in range(world.days - 1):
         terminals = rng.choice(
-            world.terminals, _events_of(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False
+            world.terminals,
+            _count_events(world.terminals * TERMINAL_FRAUDS_A_DAY, day),
+            replace=False,
         )
         compromised[terminals, day : day + TERMINAL_DAYS] = True
         cards = rng.choice(
-            world.cards, _events_of(world.cards * CARD_FRAUDS_A_DAY, day), replace=False
+            world.cards, _count_events(world.cards * CARD_FRAUDS_A_DAY, day), replace=False
         )
         begin = cards * world.days + day
         end = cards * world.days + min(day + CARD_DAYS, world.days)
@@ -172,6 +174,6 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
     return Payments(slot, second, rng.integers(0, world.terminals, len(slot)), amount)
 
 
-def _events_of(rate: float, day: int) -> int:
+def _count_events(rate: float, day: int) -> int:
     """Return a whole number of events on `day`, whose average over many days is `rate`."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

@@ -95,26 +95,26 @@ class Rows:
 NAMES = tuple(field.name for field in fields(Rows))
 
 
-def firsts(groups: Ints) -> Ints:
+def first_rows_of_groups(groups: Ints) -> Ints:
     """Return for each row the index of the first row of its group; the rows of a group are
     contiguous."""
     is_first = np.append(True, groups[1:] != groups[:-1])
     return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))
 
 
-def instant(time: Any) -> str:
+def format_instant(time: Any) -> str:
     """Format `time` (µs since the epoch) as ISO 8601 text in seconds, without a time zone."""
     return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
 
 
-def utc(time: object) -> str:
+def format_utc(time: object) -> str:
     """Format `time` (µs since the epoch) as ISO 8601 text with the time zone."""
-    return f"{instant(time)}+00:00"
+    return f"{format_instant(time)}+00:00"
 
 
-def day(time: object) -> str:
+def format_day(time: object) -> str:
     """Return the day (UTC) of `time` (µs since the epoch) as text."""
-    return instant(time)[:10]
+    return format_instant(time)[:10]
 
 
 def identity(text: str) -> int:

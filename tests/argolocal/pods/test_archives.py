@@ -274,7 +274,7 @@ def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) ->
         archive.writestr("zeros", bytes(10 << 20))
 
     with pytest.raises(ArchiveError, match="in unpacks to more than"):
-        unpack_zip(tmp_path / "zip", tmp_path / "in", share=1e-9)
+        unpack_zip(tmp_path / "zip", tmp_path / "in", max_disk_share=1e-9)
 
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "deep",

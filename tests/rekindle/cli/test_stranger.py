@@ -263,7 +263,7 @@ def test_a_backfill_imports_no_file_of_the_working_directory(folder: Folder):
     folder.plant_modules(folder.root)
     program = (
         "from pathlib import Path; from rekindle.operations import backfill;"
-        " backfill._rekindle(Path('l'), 'resume')"
+        " backfill._run_rekindle(Path('l'), 'resume')"
     )
     subprocess.run([sys.executable, "-P", "-c", program], cwd=folder.root, check=True)
     assert "there is no run that is interrupted" in (folder.root / "l").read_text()

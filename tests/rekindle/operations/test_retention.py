@@ -277,8 +277,8 @@ def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) 
 def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     failed = runs.make("Failed")
     last = runs.make(keep_runs=1)
-    place = retention._machine(runs.home)
-    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    place = retention._make_local_place(runs.home)
+    place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
     plan, source = place.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
     files.lock()  # after the decision
@@ -307,8 +307,8 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
 ) -> None:
     old = runs.make()
     last = runs.make(keep_runs=1)
-    place = retention._machine(runs.home)
-    place.limits = {runs.pipeline: retention._limits(runs.workflow(last))}
+    place = retention._make_local_place(runs.home)
+    place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
     plan, source = place.plan([runs.pipeline])
     first = entries.Lookup(runs.store, 1)
     second = entries.Lookup(runs.store, 1)
@@ -335,7 +335,7 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
             raise KeyboardInterrupt
 
     names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
-    place = retention._machine(runs.home)
+    place = retention._make_local_place(runs.home)
     plan, source = place.plan([runs.pipeline])
 
     with pytest.raises(KeyboardInterrupt):

@@ -123,7 +123,7 @@ def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhaus
         state.update(torch.randn(state.width), 1, lambda highest: 0.1)
         released.append({name: value.clone() for name, value in state.model.state_dict().items()})
         assert not state.is_finished(9)
-        assert state.record_validation(loss, last=False) == ends
+        assert state.record_validation(loss, is_last=False) == ends
     assert state.is_finished(9)
     assert state.step == 5
     assert state.update_count == 4

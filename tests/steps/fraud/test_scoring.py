@@ -17,7 +17,7 @@ from rekindle.release.evaluation import evaluate
 from rekindle.release.request_validation import parse
 from rekindle.serving.model_process import answer_batch
 from steps import fraud
-from steps.fraud.data.transactions import instant
+from steps.fraud.data.transactions import format_instant
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
 
@@ -95,7 +95,7 @@ def test_a_request_without_history_is_answered_with_a_warning(
     answers = answer_batch(predictor, [json.dumps(body).encode() for body in bodies], 1000).answers
     assert [answer.warned for answer in answers] == [False, True, True, False]
     contents = [json.loads(answer.body) for answer in answers]
-    end = instant(predictor.state.train_end)
+    end = format_instant(predictor.state.train_end)
 
     for content in contents[1:3]:
         assert re.search(

@@ -291,7 +291,7 @@ class ObjectRequest(Request):
             else:
                 headers = source["headers"]
 
-            path = self.files.write(*self.copied(file, source, headers))
+            path = self.files.write(*self.prepare_copy(file, source, headers))
 
         meta = self.files.commit(self.bucket, self.key, path, self.check_write)
         self.answer(
@@ -303,7 +303,7 @@ class ObjectRequest(Request):
             ),
         )
 
-    def copied(
+    def prepare_copy(
         self, file: BinaryIO, source: Meta, headers: dict[str, str]
     ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
         """Return the blocks of a copy, and the function that describes it with the checksum that

@@ -128,7 +128,7 @@ def verify(
     canonical_request = [
         method,
         quote(unquote_to_bytes(target.path), safe="/-_.~"),
-        _canonical(pairs),
+        _canonical_query(pairs),
         *values,
         "",
         names,
@@ -185,7 +185,7 @@ def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
         )
 
 
-def _canonical(pairs: list[tuple[str, str]]) -> str:
+def _canonical_query(pairs: list[tuple[str, str]]) -> str:
     return "&".join(
         sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
     )

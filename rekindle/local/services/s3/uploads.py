@@ -101,7 +101,7 @@ class Uploads:
         else:
             upload = None
         if not upload or (upload.bucket, upload.key) != (bucket, key):
-            raise _missing()
+            raise _missing_upload_error()
         return upload
 
     def of_bucket(self, bucket: str) -> list[Upload]:
@@ -115,7 +115,7 @@ class Uploads:
         try:
             os.replace(file, self._part_path(upload, number))
         except FileNotFoundError:
-            raise _missing() from None
+            raise _missing_upload_error() from None
 
     def parts(self, upload: Upload) -> Iterator[tuple[int, Meta]]:
         """Yield number and metadata of the parts of an upload, by number."""
@@ -221,7 +221,7 @@ def _change_time(folder: Path) -> float:
         return time.time()
 
 
-def _missing() -> S3Error:
+def _missing_upload_error() -> S3Error:
     return S3Error(
         404,
         "NoSuchUpload",

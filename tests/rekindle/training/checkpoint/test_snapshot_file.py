@@ -261,7 +261,7 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
     successor = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, SIZE)
     assert not successor.is_locked
     assert next(successor.read())[0].step >= 1
-    successor.close(remove=True)
+    successor.close(deletes_file=True)
     assert path.exists()
     frozen.kill()
     frozen.communicate()
