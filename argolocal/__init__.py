@@ -9,7 +9,7 @@ The names in PUBLIC_NAMES are the public API; each name is imported on first use
 import sys
 from importlib import import_module
 
-# `typing` is not imported: it loads twenty modules before a program can handle Ctrl-C.
+# Do not import `typing`: it loads twenty modules, during which a program cannot handle Ctrl-C.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -28,7 +28,8 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
     try:
         import signal
 
-        # A shell starts background commands with SIGINT ignored, which child processes inherit.
+        # A shell makes its background commands ignore SIGINT, and child processes inherit this
+        # setting.
         signal.signal(signal.SIGINT, _exit_at_once)
         command = load_command()
 
@@ -40,7 +41,8 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
     except KeyboardInterrupt:
         pass
 
-    # The command has stopped its run. `_exit` saves the half second of Python's own shutdown.
+    # The command has already stopped its run, so `_exit` skips Python's shutdown, which takes half
+    # a second.
     if code in SIGNAL_EXIT_CODES:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -50,8 +52,8 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
 
 
 def _exit_at_once(*_: object) -> None:
-    """Exit on SIGINT while Python imports modules or shuts down, when KeyboardInterrupt would print
-    a traceback or be lost."""
+    """Exit at once if SIGINT arrives while Python imports modules or shuts down: a
+    KeyboardInterrupt would then print a traceback or be lost."""
     os._exit(exit_codes.INTERRUPTED)
 
 

@@ -78,8 +78,8 @@ class Outcome:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """Steps by name: `ship.release` is the step `release` of the template that the task `ship`
-        calls."""
+        """Maps names to steps: `ship.release` is the step `release` of the template that the task
+        `ship` calls."""
         return {
             step.name: self._make_node(step, step.node)
             for step in summary.steps(self.name, self.status)
@@ -105,7 +105,8 @@ class Outcome:
         result = {"result": outputs["result"]} if "result" in outputs else {}
         exit_code = outputs.get("exitCode")
 
-        # `last_attempt` searches all nodes, so it is called for retried steps only
+        # `last_attempt` is slow, because it searches all nodes, so it is called for retried steps
+        # only
         if step.kind == "Retry":
             attempt = summary.last_attempt(self.status, step)
         else:
@@ -212,7 +213,8 @@ def _check_manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
 
 
 def _check_manifest(argument: str, value: object, rule: str) -> dict[str, Any]:
-    """Return the value of an argument as a dict. Raises ConfigError if it is not a mapping."""
+    """Return the manifest that was passed as an argument, as a dict. Raises ConfigError if the
+    manifest is not a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{argument} is {show(value)}: it must be {rule}. Correct the argument.")
     return dict(value)

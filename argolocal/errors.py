@@ -16,7 +16,7 @@ class ArgolocalError(Exception):
     printed.
 
     The arguments are the lines of the message: one line, or one line per mistake. A line break
-    inside a line is part of a value.
+    inside such a line belongs to a value that the message quotes.
     """
 
     exit_code = 1
@@ -36,7 +36,8 @@ class ConfigError(ArgolocalError):
 
 
 class NodeError(Exception):
-    """An error that fails one node of a workflow, not the run. Its text equals Argo's message."""
+    """An error that fails one node of a workflow, not the run. The text of the error equals Argo's
+    message."""
 
 
 class StorageError(ArgolocalError):
@@ -80,7 +81,7 @@ def describe(error: BaseException) -> str:
 
 
 def say(*lines: str) -> None:
-    """Write lines to stderr with escaped control characters.
+    """Write lines to stderr, with control characters escaped.
 
     Write errors are ignored, because a full disk must not end the run.
     """

@@ -17,9 +17,10 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-# part of a key that cannot be a file name → file name
+# part of an object's key that is not a valid file name → file name
 ESCAPED_NAMES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
-# name of the file in a folder that stores the object whose key is the folder's path
+# if the key of an object is the path of a folder, the object is the file with this name in the
+# folder
 FOLDER_OBJECT = "%"
 
 
@@ -164,7 +165,8 @@ class FolderStore:
             draft.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        if path.is_file():  # the object whose key is the path of the new folder
+        # this file is an object whose key is the path of the new folder: move it into the folder
+        if path.is_file():
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)
             path.mkdir()

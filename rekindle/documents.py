@@ -69,8 +69,8 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class BestValidation(Document):
-    """The step with the lowest loss on the held-out samples (None: not finite). `released`: True if
-    the model has the weights of this step."""
+    """The step with the lowest loss on the held-out samples; None in place of a loss that is not
+    finite. `released`: True if the model has the weights of this step."""
 
     step: int = Field(ge=0)
     validation_loss: float | None
@@ -117,12 +117,12 @@ class ModelFile(Sealed):
     paused: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that are set in the document."""
+        """Return the fields that were set in the document, without defaults."""
         return self.model_dump(exclude_unset=True)
 
 
 def describe_model(fields: Mapping[str, Any]) -> bytes:
-    """Return the content of model.json for these fields, with their checksum."""
+    """Return the content of model.json with these fields and their checksum."""
     return seal(fields)
 
 
@@ -144,8 +144,8 @@ class DatasetFile(Document):
 
 
 def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE) -> D:
-    """Parse a document. Raises InvalidDocument. `source`: name of the object or file for the
-    message; `remedy`: end of the message."""
+    """Parse a document. Raises InvalidDocument. `source`: name of the object or file, for the error
+    message; `remedy`: last sentence of the message."""
     try:
         return validate(model, data)
     except ValueError as error:
@@ -153,8 +153,8 @@ def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE)
 
 
 def validate(model: type[D], data: bytes | str) -> D:
-    """Parse a document. Raises ValueError with the first wrong field and its rule, but unlike
-    `parse` without the source of the document."""
+    """Parse a document. Raises ValueError with the first wrong field and its rule; unlike the error
+    of `parse`, it does not name the document's source."""
     try:
         value = loads(data)
     except ValueError as error:
@@ -163,11 +163,13 @@ def validate(model: type[D], data: bytes | str) -> D:
 
 
 def validate_value(model: type[D], value: Any) -> D:
-    """Return the document of a value that was parsed. Raises ValueError as `validate` does."""
+    """Validate a parsed value, and return it as a document. Raises ValueError as `validate`
+    does."""
     with suppress(ValidationError):
         return model.model_validate(value)
 
-    # an array of JSON may be a tuple, and messages name the types of JSON
+    # validate the value as JSON text: a JSON array may be a tuple here, and the messages then name
+    # JSON's types
     try:
         return model.model_validate_json(to_json(value, default=str))
     except ValidationError as error:
@@ -180,8 +182,8 @@ def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
 
 
 def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a name of this kind; with
-    `optional`, it may be empty."""
+    """Return the pydantic validator of a text field that must be a valid name of this kind; with
+    `optional`, the field may be empty."""
 
     def check(text: str) -> str:
         if (text or not optional) and not kind.matches(text):
@@ -192,7 +194,8 @@ def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
 
 
 def read_object(model: type[D], store: "Store", key: str) -> D:
-    """Read a document in the object store. Raises NotFound, InvalidDocument, StorageError."""
+    """Read a document in the object store. Raises NotFound or StorageError, and InvalidDocument if
+    the document is malformed."""
     return parse(model, store.get(key), store.uri(key))
 
 

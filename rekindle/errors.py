@@ -1,7 +1,7 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process: one of `exit_codes.PERMANENT`, which retry strategies
-recognize, if a retry cannot help.
+`exit_code` is the exit code of the process; if a retry cannot help, it is one of
+`exit_codes.PERMANENT`, which retry strategies recognize.
 """
 
 import re
@@ -29,8 +29,8 @@ MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a mess
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 # the query of a URL, which may contain a token or a signature
 QUERY = re.compile(r"(://[^\s?#'\"]*\?)[^\s#'\"<>()]*[^\s#'\"<>():.,;]")
-# the value of an invalid header in messages of requests and http.client, such as a token that ends
-# with a newline
+# the value of an invalid header in error messages of requests and http.client; it may be a token,
+# for example with a newline at its end
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 
 
@@ -48,8 +48,8 @@ class CodeError(RekindleError):
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`, because of another process than the one
-    that raises this error."""
+    """The coordinator aborted the run with `exit_code`, because of a process other than this
+    one."""
 
 
 class TrackingError(RekindleError):
@@ -102,8 +102,8 @@ def to_number(value: Any) -> float | None:
 
 
 def rule(message: str) -> str:
-    """Format a validator's message as the end of a sentence, without the regular expression that it
-    may contain."""
+    """Format the message of a pydantic validator as the end of a sentence; leave out its regular
+    expression."""
     message = message.removeprefix("Value error, ")
     if message.startswith("String should match pattern"):
         return "it has the wrong form."

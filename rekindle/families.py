@@ -1,4 +1,4 @@
-"""Families: several models that a workload defines for the same data. All are trained, and
+"""Families: several models that a workload defines for the same data. All families are trained, and
 validation chooses one of them.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
@@ -41,7 +41,7 @@ def get_families(workload: Any) -> dict[str, Any]:
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `names`, or all names.
+    """Return the names of the families to train: `names` or, if it is empty, all families.
 
     Raises ConfigError for an unknown name, or a name that occurs twice.
     """
@@ -67,14 +67,15 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
 
 
 def build(workload: Any, name: str, section: object, facts: dict[str, Any]) -> Any:
-    """Return a new model of the family `name`. Raises ConfigError if it does not exist."""
+    """Return a new model of the family `name`. Raises ConfigError if this family does not exist."""
     [name] = select(workload, [name])
     family = get_families(workload)[name]
     return (family.model if isinstance(family, Fitted) else family)(section, facts)
 
 
 def iterate_functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield (label, function, names of its arguments) for all functions of the families."""
+    """Yield (label, function, names of its parameters) for each function that the families consist
+    of."""
     for name, family in get_families(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
@@ -89,7 +90,8 @@ def get_selection_metric(workload: Any) -> Metric:
 
 
 def check_validation(selected: Collection[str], validation: float | str) -> None:
-    """Raise ConfigError if several families are trained without validation."""
+    """Raise ConfigError if several families are to be trained, but no samples are held out for
+    validation."""
     if len(selected) > 1 and not validation:
         raise ConfigError(
             f"the workload offers the families {', '.join(selected)}, and validation chooses"

@@ -15,18 +15,18 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section
 
 Verdict = Literal["release", "keep", "same"]
-Champion = tuple[str, str]  # version of the champion, sha256 of its weights
+Champion = tuple[str, str]  # (version of the champion, sha256 of its weights)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a model; the first of a workload's `metrics` compares the candidate with the
-    champion.
+    """A metric of a model; the first metric in a workload's `metrics` decides the comparison of the
+    candidate with the champion.
 
     `function(predictions, truths)` gets the results of `predict` and the truths of `examples`, as
     NumPy arrays if they are numbers, else as lists. `weighted(predictions, truths, group, draws)`
     is optional: it computes the metric for many bootstrap draws at once, to speed up the interval
-    of the first metric. Draw d contains the rows of group g `draws[g, d]` times.
+    of the first metric. Bootstrap draw d contains each row of group g `draws[g, d]` times.
     """
 
     name: str
@@ -47,7 +47,8 @@ class Metric:
         return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
-        """Return a change of this metric as an improvement: positive is better."""
+        """Return a change of this metric with its sign set so that a positive number is an
+        improvement."""
         if self.better == "higher":
             return change
         return -change
@@ -105,14 +106,14 @@ class Evaluation:
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
-    # parts of the rows, e.g. weeks: {"name", "rows", "candidate": {...}, ...}
+    # results for parts of the rows, such as weeks: {"name", "rows", "candidate": {...}, ...}
     parts: list[dict[str, Any]] = field(default_factory=list)
     difference: Difference | None = None  # difference between the candidate and the champion
     # difference between the candidate and the baseline
     baseline_difference: Difference | None = None
-    # the family of the candidate, and the validation values of all families
+    # the chosen family of the candidate, and the validation results of all families
     chosen: dict[str, Any] | None = None
-    incomparable: str = ""  # the reason why the champion cannot score this data
+    incomparable: str = ""  # why the champion cannot score this data; empty if it can
     warnings: list[str] = field(default_factory=list)
 
 
@@ -240,8 +241,8 @@ class Decision:
         )
 
     def _check_bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
-        """Return texts about the bounds that the candidate breaks, and about the bounds that it
-        meets."""
+        """Return two lists of texts: about the bounds that the candidate breaks, and about the
+        bounds that it meets."""
         broken_bounds = []
         met_bounds = []
 
@@ -269,7 +270,8 @@ class Decision:
         return broken_bounds, met_bounds
 
     def _check_baseline_margin(self) -> tuple[list[str], list[str]]:
-        """Return texts about gate.beats_baseline if the candidate breaks it, and if it meets it."""
+        """Return two lists of texts about gate.beats_baseline: one if the candidate breaks it, and
+        one if it meets it."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 

@@ -13,10 +13,11 @@ CURVE = "curve.json"  # file of a trained model with the exact loss of each step
 # workflow parameter, a JSON object: task → its cached outputs, and in `at` the RUN/TASK that wrote
 # them ("": not cached, so the task runs)
 CACHED = "cached"
-# input of a step's template; no field of a step can have this name, because of the hyphen
+# extra input of a step's template; the hyphen keeps it apart from the step's own fields
 TASK = "task-name"
-AGAIN = "-again"  # end of the name of a task that repeats another task
-# output of `prepare`: CACHED with the trainings whose models it has found
+AGAIN = "-again"  # suffix of the name of a task that repeats another task
+# output of `prepare`: the value of CACHED, extended by the trainings whose models `prepare` has
+# found
 REUSED_MODELS = "reused_models"
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's HeadBucket response
 # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
@@ -29,7 +30,8 @@ def key(task: str, artifact: str, workflow: str = "{{workflow.name}}") -> str:
 
 
 def cached_name(task: str) -> str:
-    """Return the key of a task in the parameter CACHED, which needs no quoting in a JSONPath."""
+    """Return the key of a task in the parameter CACHED, in a form that needs no quoting in a
+    JSONPath."""
     return task.replace("-", "_")
 
 
@@ -46,5 +48,5 @@ def cached_key(task: str, artifact: str) -> str:
 
 
 def reuse() -> str:
-    """Return a template tag with the value `yes`, or `no` if the run must not use the cache."""
+    """Return a template tag whose value is `yes`, or `no` if the run must not use the cache."""
     return f"{{{{=jsonpath(workflow.parameters.{CACHED}, '$.{REUSE}')}}}}"

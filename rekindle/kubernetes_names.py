@@ -2,22 +2,22 @@
 environment variables of pods."""
 
 # commands find runs and servers by these labels
-NAME_LABEL = "app.kubernetes.io/name"  # of a run: its pipeline; of an object that serves: its model
-INSTANCE_LABEL = "app.kubernetes.io/instance"  # Deployment of a pod
+NAME_LABEL = "app.kubernetes.io/name"  # for a run, its pipeline; for servers, their model
+INSTANCE_LABEL = "app.kubernetes.io/instance"  # name of the Deployment that a pod belongs to
 COMPONENT_LABEL = "app.kubernetes.io/component"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF_REKINDLE = {PART_OF_LABEL: "rekindle"}
 REKINDLE_SELECTOR = f"{PART_OF_LABEL}=rekindle"
 
-DOCTOR = "rekindle-doctor"  # pod and job of `rekindle doctor`
+DOCTOR = "rekindle-doctor"  # name of the pod and of the job that `rekindle doctor` creates
 CONFIG_MAP = "rekindle"  # addresses
-STORE_SECRET = "rekindle-s3"  # keys of the object store, login of MLflow
-SERVING_SECRET = "rekindle-serving"  # keys of the object store that can only read releases
-SERVING_ACCOUNT = "rekindle-serving"  # ServiceAccount of model servers
-TOKEN_SECRET = "rekindle-token"  # tokens of clients of model servers
-NOTIFY_SECRET = "rekindle-notify"  # address of the webhook
+STORE_SECRET = "rekindle-s3"  # Secret with the keys of the object store and the login of MLflow
+SERVING_SECRET = "rekindle-serving"  # Secret with keys that can only read releases
+SERVING_ACCOUNT = "rekindle-serving"  # name of the ServiceAccount of model servers
+TOKEN_SECRET = "rekindle-token"  # Secret with the tokens for clients of model servers
+NOTIFY_SECRET = "rekindle-notify"  # Secret with the address of the notification webhook
 
-# keys of the ConfigMap and the Secrets, which pods get as variables
+# keys in the ConfigMap and the Secrets, which become environment variables of pods
 S3_BUCKET = "S3_BUCKET"
 S3_ENDPOINT_URL = "S3_ENDPOINT_URL"
 AWS_ACCESS_KEY_ID = "AWS_ACCESS_KEY_ID"
@@ -29,14 +29,14 @@ MLFLOW_TRACKING_PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # nosec B105
 NOTIFY_URL = "NOTIFY_URL"
 REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 
-# variables of some pods
+# environment variables that only some pods have
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
 POD_NAME = "POD_NAME"  # the launcher adds the index of a worker
-REKINDLE_CACHE = "REKINDLE_CACHE"  # directory for datasets; its disk must have enough space
+REKINDLE_CACHE = "REKINDLE_CACHE"  # directory for copies of datasets, which must fit its disk
 REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # seconds until the coordinator ends the run
 REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
-REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose notices of preemption count
+REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run

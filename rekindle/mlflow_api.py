@@ -20,10 +20,10 @@ from rekindle.kubernetes_names import (
 if TYPE_CHECKING:
     import requests
 
-# environment variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
+# environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
-MAX_RETRIES = 10  # the limit of MLflow's client
+MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
@@ -156,7 +156,7 @@ def _session(attempts: int, token: str) -> "requests.Session":
 
     class Session(requests.Session):
         def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
-            """Send the login only to the server that it is for, also after a redirect.
+            """Remove the login from a request that a redirect sends to another server.
 
             The method of `requests` replaces the login by one of ~/.netrc.
             """
@@ -178,11 +178,11 @@ def _session(attempts: int, token: str) -> "requests.Session":
         session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     if token:
-        # as a header of the session, a login of ~/.netrc would replace it
+        # not a header of the session, which a login in ~/.netrc would replace
         session.auth = partial(_add_token, token)
     elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
-        # `requests` sends Latin-1, and servers expect UTF-8 (RFC 7617)
+        # encoded here, because `requests` would use Latin-1, but servers expect UTF-8 (RFC 7617)
         login = [text.encode().decode("latin-1") for text in (user, password)]
         session.auth = (login[0], login[1])
 

@@ -16,7 +16,7 @@ from rekindle.errors import ConfigError, did_you_mean, rule
 # suffixes of data files whose rows are lines
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-# a URI after its conversion to a Path: Path("s3://a") is s3:/a
+# matches a URI that was converted to a Path: Path("s3://a") becomes s3:/a
 COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
@@ -54,7 +54,7 @@ class AnyModel(GenerateJsonSchema):
     """A generator of JSON schemas that allows any value for types that JSON schema cannot
     describe."""
 
-    # overrides a class attribute of the base class
+    # not a ClassVar, because it overrides an attribute of the base class
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: object, error_info: str) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def _describe_values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and value of each value in a section that is not itself a model, mapping
-    or list."""
+    """Yield each value in a section that is not itself a model, mapping or list, with its dotted
+    key."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from leaves(getattr(value, name), f"{key}.{name}")

@@ -1,5 +1,5 @@
-"""A step is a module that defines `Inputs`, `Outputs` and `run(inputs) -> outputs`. The command
-line runs it:
+"""A step is a module that defines `Inputs`, `Outputs` and `run(inputs) -> outputs`. This command
+runs a step:
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
@@ -102,7 +102,7 @@ class Reuse:
 
 
 class Step(Protocol):
-    """A step module. The outputs of a step with REUSE may come from the cache."""
+    """A step module. If the module defines REUSE, the step's outputs may come from the cache."""
 
     __doc__: str
     Inputs: type[StepInputs]
@@ -287,7 +287,7 @@ def output_text(name: str, value: object) -> str:
 
     text = to_text(value)
     if not isinstance(value, SCALARS):
-        # equivalent JSON, since "{{" occurs only in its strings
+        # the new text is equivalent JSON, since "{{" occurs only inside strings
         text = text.replace("{{", "{\\u007b")
 
     try:

@@ -34,7 +34,7 @@ from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, 
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
-THREADS = 8  # number of parallel transfers; more are not faster with one endpoint
+THREADS = 8  # number of parallel transfers; with one endpoint, more would not be faster
 STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
 LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
 REFUSED_CODES = {
@@ -44,7 +44,8 @@ REFUSED_CODES = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
-# characters that XML cannot represent: a request with a list of keys to delete is XML
+# characters that XML cannot represent: keys with them cannot be in a request to delete several
+# objects, which is XML
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
@@ -93,8 +94,8 @@ class Store:
             # and which older S3 servers reject
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # signing the body would compute its sha256, although Rekindle records hashes of its
-            # files
+            # bodies are not signed: that would compute their sha256, although Rekindle already
+            # records hashes of its files
             s3={"payload_signing_enabled": False}
             | ({"addressing_style": "path"} if endpoint else {}),
         )
@@ -282,7 +283,7 @@ class Store:
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
-            # the mark of a folder, as consoles of object stores create it
+            # an empty object that marks a folder, as the web consoles of object stores create it
             if entry.key.endswith("/"):
                 file.mkdir(parents=True, exist_ok=True)
                 return
@@ -336,7 +337,7 @@ class Store:
                 f"{self.uri(key)}: the object store answered {code} ({error})."
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
-            # HTTPError: a truncated response
+            # HTTPError means a truncated response
             reason = " ".join(without_user(str(error)).split())
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
@@ -345,7 +346,8 @@ class Store:
 
 
 def store_id(store: Store) -> str:
-    """Return the id of the object store. Create it if it does not exist. Raises StorageError."""
+    """Return the id of the object store. Create the id if it does not exist. Raises
+    StorageError."""
     with suppress(NotFound):
         return store.get(STORE_ID_KEY).decode(errors="replace")
     with suppress(Conflict):

@@ -35,8 +35,8 @@ from rekindle.step import to_text
 PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
-MODEL = "rekindle.model"  # of a run that compares the inputs of a served model
-# identity of the code; only scheduled runs have this tag, except those of a backfill
+MODEL = "rekindle.model"  # tag of a run that checks a served model for drift: the model's name
+# identity of the code; only scheduled runs outside of a backfill have this tag
 CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
@@ -50,7 +50,8 @@ CANARY = "rekindle.canary"  # outcome of the canary
 PROMOTED = "rekindle.promoted"  # MODEL VERSION
 FAILURES = "rekindle.failures"  # messages of the failed steps
 CURRENCY = "rekindle.currency"
-EMPTIED = "rekindle.artifacts"  # "removed" if only the record in MLflow is left
+# tag with the value "removed" if only the run's record in MLflow is left
+EMPTIED = "rekindle.artifacts"
 STORE_TAG = "rekindle.store"  # id of the object store
 PARENT = "mlflow.parentRunId"  # the run that this run is a part of, as a trial of its sweep
 DIGEST = "rekindle.digest"  # digest of the prepared dataset
@@ -84,9 +85,9 @@ TABLE_COLUMNS = (
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
-MAX_SAME_NAMES = 1000  # number of runs with the same name
+MAX_SAME_NAMES = 1000  # maximum number of runs with the same name to read
 LAST_RUNS = 20  # number of earlier runs that a new run is compared with
-NUMBER = re.compile("[0-9]{1,9}")  # a number of releases in a tag
+NUMBER = re.compile("[0-9]{1,9}")  # a tag value that is a number of releases
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 
@@ -182,7 +183,7 @@ def find_last_prepared_runs(
     `more_filter`: a further condition in MLflow's search syntax.
     """
     run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload)} AND tags.`{DIGEST}` != ''"
-    # runs without rows reused a dataset
+    # a run without the metric `rows` reused a dataset
     run_filter += " AND metrics.rows > 0"
 
     if except_run:
@@ -419,7 +420,8 @@ def register(
 
         version = _post("model-versions/create", content)["model_version"]
         number = version["version"]
-        # another process may have registered the same files since the search: the first one counts
+        # another process may have registered the same files since the search: the version that was
+        # registered first is kept
         first = next(iter(_registered_versions(name, uri, source)), version)
         if first["version"] == number and _confirm_first_version(name, number):
             _set_alias(name, CANDIDATE, number)
@@ -440,13 +442,14 @@ def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
 
 
 def _confirm_first_version(name: str, number: str) -> bool:
-    """Note that a version is the first one of its files. Return False if it was deleted."""
+    """Note that a version is the first one of its files. Return False if the version was
+    deleted."""
     version = {"name": name, "version": number, "key": UNCONFIRMED}
     return _delete("model-versions/delete-tag", version)
 
 
 def _delete(path: str, content: Mapping[str, Any]) -> bool:
-    """Delete something of MLflow. Return False if it does not exist: another process has deleted
+    """Delete an object in MLflow. Return False if it does not exist: another process has deleted
     it."""
     try:
         _request("DELETE", f"mlflow/{path}", json=content)
@@ -518,7 +521,7 @@ def _set_alias(name: str, alias: str, version: str) -> None:
     try:
         _post("registered-models/alias", content)
     except RequestRefused as error:
-        # MLflow answers so if another process creates the alias at the same time
+        # MLflow answers BAD_REQUEST if another process creates the alias at the same time
         if error.code != "BAD_REQUEST":
             raise
         _post("registered-models/alias", content)
@@ -527,7 +530,7 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 def _make_release(version: dict[str, Any]) -> Release:
     """Convert a version of MLflow, and validate its tags, which every client can write.
 
-    Raises TrackingError if a tag is missing, InvalidName.
+    Raises TrackingError if a tag is missing, and InvalidName if a tag is invalid.
     """
     tags = mapping(version.get("tags"))
     try:

@@ -67,12 +67,12 @@ class DataConfig(Section):
         return type(self).at is not DataConfig.at
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for the first `rows` rows (about), or None if all would have to be
-        prepared.
+        """Return the section for about the first `rows` rows, or None if this is impossible without
+        preparing all rows.
 
         `rekindle lint`, `check` and `run` try the workload on these rows, which may be written to
         `folder`. Default: the first rows of a CSV, JSON lines or parquet file; None if the data
-        moves. Override it, e.g. to return `self`.
+        moves. A subclass may override this method, for example to return `self`.
         """
         if self.moves:
             target = None
@@ -104,11 +104,11 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`. The engine writes it to the dataset's `dataset.json`.
+    """The result of `prepare`. The engine writes this result to the dataset's `dataset.json`.
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact
     `data_until` (ISO 8601 text with a time zone) is the data cut-off, which the release and the
-    server show. `tags` are set on the MLflow run. `newest`: time of the newest row, see
+    server show. `tags` are set on the MLflow run. `newest` is the time of the newest row, see
     docs/time.md.
     """
 
@@ -117,7 +117,7 @@ class Prepared:
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    # shares of rows: the next run warns if they change
+    # name → fraction of the rows; the next run warns if a fraction has changed
     shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
@@ -138,21 +138,23 @@ class Example(NamedTuple):
 
     instance: dict[str, Any]  # an instance as a client sends it
     truth: Any
-    # group of dependent rows, e.g. their customer: rows of a group are resampled together
+    # group of dependent rows, such as the rows of one customer; rows of a group are resampled
+    # together
     group: Any = None
     baseline: Any = None  # prediction of a simple model, for comparison
-    # part of the test rows, e.g. a week: a metric is the mean over the parts
+    # part of the test data that contains this row, such as a week; a metric is the mean over the
+    # parts
     part: str | None = None
 
 
 class Dataset(Sized, Protocol):
-    """Random access by sample index: `batch` is a pure function of its indices.
+    """Samples with random access by index: the result of `batch` depends only on the indices.
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict`
     and `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two
     steps, although each worker reads different batches. So only `advance(step)` may change the
-    state; every worker calls it after update number `step` (from 1). The state is part of every
-    snapshot and checkpoint, and is sent to joining workers.
+    state; every worker calls this method after each update, numbered from 1. The state is part of
+    every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -161,9 +163,9 @@ class Dataset(Sized, Protocol):
 
 
 class Predictor(Protocol):
-    """A released model that answers requests, without state between them; see
-    rekindle/release/predictor.py. Optional: `warn(request) -> str`, a sentence for the response if
-    its predictions deserve less trust, or "" (empty).
+    """A released model that answers requests and keeps no state between them; see
+    rekindle/release/predictor.py. An optional method `warn(request) -> str` returns a sentence for
+    the response if its predictions deserve less trust, else "".
     """
 
     @property
@@ -176,8 +178,8 @@ class Predictor(Protocol):
         ...
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """Return a list per Request: a JSON value per instance, in order. Requests must not
-        influence each other.
+        """Return one list for each Request, with one JSON value for each of its instances, in
+        order. Requests must not influence each other.
 
         Raises DataError for an invalid request.
         """
@@ -195,8 +197,8 @@ class Workload(Protocol):
     Optional names for the training (docs/training.md): `optimizer(model, train) ->
     torch.optim.Optimizer`, `schedule(step, total) -> float` (both may also take the `model`
     section), `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
-    `families` replaces `model` (rekindle/families.py). `example_facts`: facts as `prepare` could
-    return them, with which `rekindle lint` can build the model without data.
+    `families` replaces `model` (rekindle/families.py). `example_facts`: example of the facts that
+    `prepare` returns, with which `rekindle lint` builds the model without data.
     """
 
     Data: type[DataConfig]
@@ -259,8 +261,8 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 def load(name: str) -> Workload:
-    """Import the workload module `name`. Raises ConfigError if it cannot be imported or lacks a
-    name."""
+    """Import the workload module `name`. Raises ConfigError if the module cannot be imported or
+    lacks a required name."""
     workload = project.load(name, "workload", REQUIRED)
     missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
     if missing_names and not hasattr(workload, "predictor"):
@@ -335,8 +337,8 @@ def takes_champion_facts(workload: object) -> bool:
 
 
 def get_training_function(workload: object, name: str, section: object) -> Any:
-    """Return the workload's `optimizer` or `schedule`, called with its `model` section if it takes
-    one; None if it is undefined."""
+    """Return the workload's function `optimizer` or `schedule`, with its optional argument set to
+    the `model` section if it has one; None if the workload does not define it."""
     function: Any = getattr(workload, name, None)
     if takes_optional_argument(workload, name):
         return lambda *arguments: function(*arguments, section)
@@ -388,13 +390,14 @@ def _check_arguments(
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`; return `Prepared` and the digest. If that fails, remove
-    `out`. Raises DataError."""
+    """Create the dataset directory `out`; return `Prepared` and the digest. If the preparation
+    fails, remove `out`. Raises DataError."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
 
     try:
-        if "://" not in data.source:  # a dataset is about as large as its source
+        # check the disk space first: a dataset is about as large as its source
+        if "://" not in data.source:
             check_space("the dataset", size_of(Path(data.source)), out, SMALL_DISK)
 
         prepared = workload.prepare(data, out)

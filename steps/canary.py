@@ -1,4 +1,5 @@
-"""Compare a canary with the champion, and decide its next share of the traffic.
+"""Compare a canary with the champion, and decide which percentage of the traffic the canary gets
+next.
 
     rekindle step steps.canary --name=demo --version=4 --champion=3 --server=demo-9f2c-1a \\
       --former=demo-77ab-1a --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
@@ -6,8 +7,8 @@
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If
 the candidate is worse, the step succeeds with the result `taken back: REASON`, and the pipeline
 rolls the candidate back. If the champion changes, the canary ends, and the pipeline evaluates the
-candidate again. A retry of the step observes the same share again. docs/serving.md describes the
-comparison and the traffic that it needs.
+candidate again. If the step is retried, it observes the same percentage of the traffic again.
+docs/serving.md describes the comparison and the traffic that it needs.
 """
 
 from math import ceil
@@ -54,7 +55,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Compare the models at the current share of the traffic, and decide the next share."""
+    """Compare the models at the canary's current percentage of the traffic, and decide the next
+    percentage."""
     has_champion = inputs.former and inputs.champion
     outcome = watch(inputs) if has_champion and inputs.percent else PASSED
     if has_champion and outcome == PASSED:
@@ -72,8 +74,8 @@ def count_pods(percent: int, servers: int) -> int:
 
 
 def count_split_pods(percent: int, servers: int) -> int:
-    """Return the number of candidate pods that can serve `percent` of the traffic, all of which
-    `servers` champion pods can serve."""
+    """Return the number of candidate pods that can serve `percent` of the traffic, if `servers`
+    champion pods can serve all of it."""
     return max(1, ceil(servers * percent / 100))
 
 

@@ -1,5 +1,5 @@
-"""Look up the champion of a registered model. Retention keeps its release while the run may read
-it.
+"""Look up the champion of a registered model. Retention keeps the champion's release while the run
+may read it.
 
     rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """

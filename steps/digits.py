@@ -34,7 +34,7 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        # preparing all images takes only a second
+        # a subset of the rows is not needed, because preparing all images takes only a second
         return self
 
 
@@ -59,7 +59,7 @@ class Instance(BaseModel):
 
 
 def accuracy(predictions: list[Any], truths: Any) -> float:
-    """Return the share of images whose predicted digit is right."""
+    """Return the accuracy: the fraction of images whose predicted digit is right."""
     return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(
         predictions
     )
@@ -89,7 +89,8 @@ def prepare(data: Data, out: Path) -> Prepared:
 
 
 class Images:
-    """The images of one split: float32 [B, 1, 8, 8] from 0 to 1, and int64 labels [B]."""
+    """The images of one split; a batch contains float32 images [B, 1, 8, 8] with values from 0 to
+    1, and int64 labels [B]."""
 
     def __init__(self, path: Path, split: str) -> None:
         import numpy as np

@@ -20,7 +20,8 @@ from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.serve_config import MAX_BATCH
 from rekindle.step import SHA256, SHA256_OR_EMPTY
 
-INTERVAL = ("mean", "low", "high")  # logged fields of a difference between metrics
+# fields that are logged for the difference of two models in a metric
+INTERVAL = ("mean", "low", "high")
 
 
 class Inputs(StepInputs, Gate):
@@ -129,7 +130,7 @@ def run(inputs: Inputs) -> Outputs:
     version = release.version if release else ""
     outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
 
-    # `steps.release` rejects every verdict but `release`
+    # `steps.release` fails for every verdict except `release`
     if inputs.backfill and verdict == "release":
         verdict = "keep"
         outputs["reason"] = f"a past week is not released: {reason}"

@@ -23,11 +23,14 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
 from rekindle.step import SHA256, decode_parameter, parse_time
 
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-MAX_SHARE_RATIO = 2  # maximum factor between the shares of two runs without a warning
+# warn if a fraction of the rows (`Prepared.shares`) changes by more than this factor between two
+# runs
+MAX_SHARE_RATIO = 2
 
 
 def must_compare(inputs: "Inputs") -> str:
-    """Return why the dataset must not come from the cache; "" if it may."""
+    """Return the reason why the dataset must not come from the cache, or "" if it may come from the
+    cache."""
     compares = inputs.skip and inputs.scheduled and not inputs.backfill
     if compares:
         return "a scheduled run compares its data with the data of the last run"
@@ -49,7 +52,8 @@ def files_read(inputs: "Inputs") -> list[str]:
     return [inputs.data["source"], *other_files(inputs)]
 
 
-# the dataset does not depend on the workflow that prepared it
+# inputs that do not affect the cache key: the dataset does not depend on the workflow that prepared
+# it
 IGNORED_INPUTS = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
 REUSE = Reuse(IGNORED_INPUTS, data_read=files_read, not_reused_if=must_compare)
 
@@ -121,7 +125,7 @@ def run(inputs: Inputs) -> Outputs:
     time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
 
-    # `rekindle run` may already have checked this config
+    # this check is cheap if `rekindle run` has already checked the config
     if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
 
@@ -186,8 +190,8 @@ def run(inputs: Inputs) -> Outputs:
 def _compare(
     inputs: Inputs, run_id: str, prepared: Prepared, time: datetime
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Compare a scheduled run with the last scheduled run. Return its tags, the reason why it
-    trains nothing ("" if it trains), and warnings.
+    """Compare a scheduled run with the last scheduled run. Return the tags of the run, the reason
+    why the run trains nothing ("" if it trains), and warnings.
 
     A warning names the changes of code or config if the run trains although the source is
     unchanged.
@@ -241,8 +245,8 @@ def _compare(
 
 
 def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:
-    """Return a warning for each share that is less than half or more than twice the share in the
-    last run."""
+    """Return a warning for each fraction in `shares` that is less than half or more than twice the
+    fraction in the last run."""
     return [
         f"{name} is {share:.3%}; it was {last[name]:.3%} in the last run."
         for name, share in shares.items()

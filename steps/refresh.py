@@ -143,8 +143,8 @@ def run(inputs: Inputs) -> Outputs:
 def predict(
     folder: Path, instances: list[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield requests for `instances` (if empty, the example), and the predictions that servers of
-    the release in `folder` must return."""
+    """Yield requests with `instances` (if empty, with the release's example), and the predictions
+    that servers of the release in `folder` must return."""
     import torch
 
     from rekindle.release.examples import split_into_batches

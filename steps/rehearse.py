@@ -4,8 +4,8 @@ runs this step.
     rekindle step steps.rehearse --workload=steps.digits --data='{}' \\
       --train='{"virtual_workers": 2}' --output report=report.json
 
-If the first rows cannot be separated from the rest of the data, the step only creates the model and
-its optimizer.
+If the first rows cannot be prepared without all other rows, the step only creates the model and its
+optimizer.
 """
 
 import traceback
@@ -76,7 +76,8 @@ def run(inputs: Inputs) -> Outputs:
         if "error" not in report:
             report["first_rows_error"] = first_error
 
-    # a loss or metric may be undefined after a single step, which is not an error of the workload
+    # replace NaN, because a loss or metric may be undefined after a single step, which is not an
+    # error of the workload
     return Outputs(report=replace_nan(report))
 
 
@@ -121,13 +122,13 @@ def may_need_more_rows(error: Exception, stage: str) -> bool:
     if isinstance(error, ConfigError):
         return False
     if stage == "model" and isinstance(cause, KeyError):
-        # the missing key is a fact that `prepare` does not return
+        # more rows do not help, because the missing key is a fact that `prepare` does not return
         return False
     return isinstance(cause, (LookupError, ValueError, ArithmeticError, DataError))
 
 
 def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
-    """Run all stages; without data, only build the model and its optimizer.
+    """Run all stages of the rehearsal; without data, only build the model and its optimizer.
 
     Several families are reported in `families`.
     """

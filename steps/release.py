@@ -4,8 +4,8 @@
     rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ \\
       --verdict=release --run-id=... --output model_uri=uri.txt
 
-rekindle/release/release_files.py lists the files of a release. A repeated step registers one
-version only, and completes a release that was interrupted.
+rekindle/release/release_files.py lists the files of a release. If the step is repeated, it
+completes an interrupted release and does not register a second version.
 """
 
 import os
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Origin(StepInputs):
-    """Provenance of the release, which is recorded on the version and on the MLflow run."""
+    """Provenance of the release, which is recorded in the tags of its version and of the MLflow
+    run."""
 
     git_sha: str = Field(
         default="unknown", description="commit of the code that the pipeline was rendered from"
@@ -157,7 +158,7 @@ def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
 
-    # a local run does not use the image in the manifest
+    # a local run executes steps on this machine, without the image in the manifest
     if KUBERNETES_SERVICE_HOST not in os.environ:
         facts["image"] = "host"
         facts["image_digest"] = "host"

@@ -5,8 +5,8 @@ handler of every pipeline.
       --failures='[{"displayName": "train"}]'
 
 The step works after any failure, and can be repeated. Without an MLflow run of the workflow, it
-does nothing. It logs the summary of each ledger as metrics, tags and artifacts below `ledger/`: as
-text, JSON and a plot.
+does nothing. The step logs the summary of each training's ledger as metrics, as tags, and as
+artifacts below `ledger/` (text, JSON and a plot).
 """
 
 import os
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rekindle.training.cost.tariff import Tariff
     from rekindle.training.ledger.ledger_summary import Summary
 
-# maximum number of failures in a tag, and of characters of a failure: MLflow limits a tag to 5,000
-# characters
+# maximum number of failures in a tag, and maximum number of characters of each: MLflow limits a tag
+# to 5,000 characters
 MAX_FAILURES = 5
 FAILURE_LENGTH = 900
 
@@ -68,8 +68,8 @@ class Inputs(StepInputs):
 
 
 class CachedTask(Document):
-    """A task that may reuse the outputs of an earlier run; `source`: RUN/TASK, or "" until the task
-    has looked them up."""
+    """A task that may reuse the outputs of an earlier run; `source` is the RUN/TASK whose outputs
+    it reuses, or "" until the task has looked this up."""
 
     task: str
     source: str = Field(alias="at")
@@ -89,7 +89,7 @@ class Outputs(StepOutputs):
 
 
 class Problems:
-    """The errors that do not fail the step, but are printed and become its warnings."""
+    """Errors that do not make the step fail, but are printed and become warnings of the step."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -139,7 +139,7 @@ def run(inputs: Inputs) -> Outputs:
 
     for task, ledger in tasks.items():
         summary = None
-        # the workflow must end even without the summary
+        # an error here must not prevent the end of the workflow
         with problems.noted("the summary of the training is not recorded"):
             summary = training_summary(ledger)
 
@@ -173,7 +173,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def trim_cache(limits: dict[str, Any]) -> None:
-    """Remove the entries of the cache that exceed its limits."""
+    """Remove entries of the cache until it is within its limits."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
@@ -240,8 +240,8 @@ def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
 
 
 def _recorded_source(store: "Store", key: str) -> str:
-    """Return the RUN/TASK whose outputs a task has reused, from the object `key`; "" if it is
-    missing or invalid."""
+    """Read the object `key`, and return the RUN/TASK whose outputs a task has reused; "" if the
+    object is missing or invalid."""
     from rekindle.errors import NotFound
     from rekindle.names import TaskReference
 
@@ -266,7 +266,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
         if isinstance(row, dict)
     ]
     store = Store.from_env() if rows else None
-    sources: dict[str, str] = {}  # task → RUN/TASK whose outputs were reused
+    sources: dict[str, str] = {}  # task → RUN/TASK whose outputs this task has reused
 
     for row in rows:
         source = row.source
@@ -305,8 +305,8 @@ def training_summary(ledger: str) -> "Summary | None":
 
 
 def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[str, Tariff]":
-    """Return the prices and pods of the trainings, from the recorded manifest; {} if it has no
-    prices."""
+    """Return the prices and pods of the trainings, from the recorded manifest; {} if the manifest
+    has no prices."""
     from rekindle.training.cost import tariff
 
     if manifest:
@@ -339,8 +339,8 @@ def log_trial_costs(
 def log(
     run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None"
 ) -> float | None:
-    """Log the summary as metrics `workers/` and `cost/`, tags and artifacts `ledger/`; names begin
-    with `prefix`.
+    """Log the summary as metrics below `workers/` and `cost/`, as tags, and as artifacts below
+    `ledger/`; all names begin with `prefix`.
 
     Return the cost of the training; None without prices.
     """

@@ -7,8 +7,8 @@
 
 `GET /v1/models/NAME` describes the model. `/health/live` and `/health/ready` (200 once every
 process has predicted the example) are for probes, `/metrics` is for Prometheus, `/openapi.json` and
-the page at `/` are for people. On SIGTERM the server stops being ready, accepts connections for
-another `drain_seconds`, completes requests in flight and on open connections within
+the page at `/` are for people. On SIGTERM, the server reports that it is not ready, accepts new
+connections for another `drain_seconds`, completes all requests on open connections within
 `grace_seconds`, and exits with 0.
 """
 
@@ -29,7 +29,7 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model
     not found)."""
-    # the model processes inherit these variables
+    # the processes that run the model inherit these environment variables
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ[name] = str(inputs.threads)
 

@@ -5,8 +5,8 @@ An interrupted training resumes.
       --out=runs/a/model --checkpoints=runs/a/checkpoints
 
 The step runs as a single process, or within a group under a coordinator (at MASTER_ADDR and
-MASTER_PORT) or under torchrun. It writes `<out>/model.safetensors` and `<out>/model.json`. Exit
-code 143 after a SIGTERM means that the training is unfinished: start the step again.
+MASTER_PORT) or under torchrun. The step writes `<out>/model.safetensors` and `<out>/model.json`.
+Exit code 143 after a SIGTERM means that the training is unfinished: start the step again.
 """
 
 from rekindle.keys import MODEL
@@ -14,7 +14,7 @@ from rekindle.step import Reuse, StepOutputs
 from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import run_worker
 
-# only the other inputs affect the result (TrainingSpec.identity)
+# these inputs do not affect the result; all others do (TrainingSpec.identity)
 REUSE = Reuse(
     ignored_inputs=(
         *sorted(TrainConfig.NOT_IN_RESULT),

@@ -5,11 +5,12 @@ version.
       --model-sha256=... --version=3
 
 Each row is sent alone and in a batch, to detect predictions that depend on the other rows of a
-batch. Predictions must agree within `tolerance`, or to the bit if evaluation and servers predict
-one instance at a time (serve.max_batch: 1) on equal processors. The version becomes the `champion`
-only if all predictions agree and the candidate was evaluated against the current champion. If a
-prediction differs, the step fails. If the champion has changed, the step returns `promoted: false`,
-and the pipeline repeats the evaluation. In both cases, the current champion keeps serving.
+batch. Served and offline predictions may differ by at most `tolerance`, and not at all if
+evaluation and servers predict one instance at a time (serve.max_batch: 1) on equal processors. The
+version becomes the `champion` only if all predictions agree and the candidate was evaluated against
+the current champion. If a served prediction differs from the offline prediction, the step fails. If
+the champion has changed, the step returns `promoted: false`, and the pipeline repeats the
+evaluation. If a prediction differs or the champion has changed, the current champion keeps serving.
 """
 
 import time
@@ -134,7 +135,8 @@ def run(inputs: Inputs) -> Outputs:
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
 
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
-    # the servers of a replaced version may have been deleted, so it cannot be verified again
+    # a version that a later one has replaced cannot be verified again, because its servers may have
+    # been deleted
     if inputs.promote and promotion.is_superseded(*target):
         say(
             f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
@@ -186,7 +188,8 @@ def run(inputs: Inputs) -> Outputs:
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
 
-    # retry, because a promotion consists of two changes
+    # retry, because a promotion consists of two changes, and a service may become unavailable
+    # between them
     result = promotion.retry_while_unavailable(
         lambda: conclude(inputs, comparison), client.deadline
     )
@@ -202,8 +205,8 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if requested. Return and log the result, with the previous, running and
-    expired Deployments.
+    """Promote the version if `inputs.promote` is True. Log and return the result, which includes
+    the previous, the running and the expired Deployments.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
@@ -265,8 +268,8 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
 
 
 def promote_candidate(store: "Store", inputs: Inputs) -> str:
-    """Promote the version, and store the verdict of its last evaluation; return the previous
-    Deployment. Raises ChampionChanged."""
+    """Promote the version, and store the verdict of its last evaluation; return the name of the
+    previous champion's Deployment. Raises ChampionChanged."""
     from rekindle.content.verified_release import VERDICT
     from rekindle.release import promotion
 

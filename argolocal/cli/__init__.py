@@ -57,9 +57,9 @@ def commands() -> None:
 def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may be a folder, and may contain the objects that the workflow refers to. A field whose
-    effect differs from Argo's is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or
-    manifest, 130 stopped by Ctrl-C.
+    FILE may be a folder, and may contain the objects that the workflow refers to. If a field would
+    have another effect here than in Argo, it is an error. Exit codes: 0 succeeded, 1 failed, 2 bad
+    usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -79,10 +79,10 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 @click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=NonEmptyPath())
 @output_option("text", "json")
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Check manifests in files or folders for errors, even if Argo accepts them.
+    """Check manifests in files or folders for mistakes, including mistakes that Argo accepts.
 
-    References to WorkflowTemplates in these files are checked, too. Files of a folder that are not
-    manifests are passed over with a note. Exit codes: 0 all objects can run (there may be
+    References between the files, such as a templateRef, are checked, too. In a folder, files that
+    are not manifests are skipped with a note. Exit codes: 0 all objects can run (there may be
     warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
@@ -140,8 +140,8 @@ def print_findings(
 @output_option("text", "json")
 @ask_option
 def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
-    """Resume a run that failed, was stopped or was killed, or the suspended steps of a run in
-    progress.
+    """Resume a run that failed, was stopped or was killed; for a run in progress, resume its
+    suspended steps.
 
     Steps that succeeded are not repeated. NAME defaults to the newest run that did not succeed.
 

@@ -1,4 +1,4 @@
-"""The group of commands of a program, listed by section in its help."""
+"""The group of all commands of a program, which its help lists by section."""
 
 import inspect
 from collections.abc import Mapping, Sequence

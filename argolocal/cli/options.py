@@ -36,7 +36,8 @@ class RunNameParam(NonEmptyName):
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range. FloatRange alone accepts NaN in every range."""
+    """A finite number in a range. This class exists because click's FloatRange accepts NaN in every
+    range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -31,8 +31,8 @@ def print_errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """Apply `print_errors_as_json` to a command that runs a workflow. With text output, the run
-    continues even if stdout cannot be written."""
+    """Apply `print_errors_as_json` to a command that runs a workflow. With text output, a failed
+    write to stdout does not stop the run."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
     with print_errors_as_json(as_json):

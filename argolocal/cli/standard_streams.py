@@ -34,7 +34,8 @@ class Descriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            if error.errno == errno.EPIPE:  # the end of a reader such as `head` is not an error
+            # a reader that exits early, such as `head`, is not an error
+            if error.errno == errno.EPIPE:
                 raise
             raise Unwritable(
                 f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal"

@@ -1,7 +1,7 @@
 """Find the reason why a step failed.
 
 The message of a node may only refer to its attempts or children: the message of a retried step is
-"No more retries left". The reason is then in the message of an attempt.
+"No more retries left". In this case, the message of an attempt states the reason.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Any
 
 from argolocal.common import exit_codes
 
-ATTEMPT = re.compile(r"\((\d+)\)$")  # the number of an attempt at the end of its name
-# parts of Argo's messages about a stopped workflow
+ATTEMPT = re.compile(r"\((\d+)\)$")  # matches the number of an attempt at the end of its name
+# matches a part of Argo's messages about stopped workflows
 STOPPED = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
 # Argo's messages that only refer to a node's attempts or children. Source: Argo's operator.go
 # (processNodeRetries) and steps.go
@@ -20,8 +20,8 @@ SECONDARY = re.compile(
     r"|Backoff would exceed max duration limit|retry exceeded workflow deadline|Backoff for"
     r" .*|child '.*' failed"
 )
-# Argo's message about a Kubernetes object that failed, such as a job. Our runner appends the
-# `cause` that the object's status reports.
+# matches Argo's message about a failed Kubernetes object, such as a job; our runner appends the
+# `cause` that the object's status reports
 OBJECT_FAILED = re.compile(
     rf"(?:main: )?(?:Error \(exit code {exit_codes.EXECUTOR_ERROR}\): )?"
     r"failure condition '[^']*' evaluated true(?:: (?P<cause>.+))?",

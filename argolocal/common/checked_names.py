@@ -1,5 +1,5 @@
 """Types for names from outside, such as the response of a server, a command line or a file. Every
-instance is a valid name.
+instance of these types is a valid name.
 
     RunName("fraud-x7k2p")              # a str; raises InvalidName for "../project", "" or 5
     RunName.or_none(row.get("name"))    # the same, but returns None for an invalid name
@@ -36,7 +36,8 @@ class Name(str):
     __slots__ = ()
 
     def __new__(cls, value: object, source: str = "") -> Self:
-        """Return the name. Raises InvalidName, whose message names the `source` of the value."""
+        """Return the name. Raises InvalidName, whose message contains `source`, the origin of the
+        value."""
         if cls.matches(value):
             return super().__new__(cls, value)
         origin = f" ({source})" if source else ""

@@ -36,7 +36,8 @@ def read_integer(name: str, default: int, lowest: int, highest: int) -> int:
 
 def read_seconds(name: str, default: float, remedy: str) -> float:
     """Return the positive number of seconds in the environment variable `name`, or `default` if the
-    variable is unset or empty. Raises ConfigError, whose last sentence is `remedy`."""
+    variable is unset or empty. Raises ConfigError, whose message ends with the sentence
+    `remedy`."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -59,7 +60,7 @@ def is_header_text(text: str) -> bool:
 
 def require_header_text(text: str, source: str) -> str:
     """Return `text`, a token, if it is valid as the value of a header. Raises ConfigError, which
-    names the `source` of the token but not the token: the errors of HTTP clients print it."""
+    names the `source` of the token, but not the token itself, unlike the errors of HTTP clients."""
     if is_header_text(text):
         return text
     raise ConfigError(

@@ -1,13 +1,16 @@
 """Exit codes of processes by their meaning; the names of sysexits.h do not tell it."""
 
-EXECUTOR_ERROR = 64  # of Argo's executor: the command could not run, or an object has failed
+# exit code of Argo's executor: the command could not run, or a Kubernetes object failed
+EXECUTOR_ERROR = 64
 INVALID_DATA = 65
 CODE_ERROR = 70  # an exception of the user's code that a retry would raise again
 UNAVAILABLE = 75  # a service is unavailable
 INVALID_CONFIG = 78
-PERMANENT = (INVALID_DATA, CODE_ERROR, INVALID_CONFIG)  # a retry cannot help
+# exit codes of failures that a retry cannot fix
+PERMANENT = (INVALID_DATA, CODE_ERROR, INVALID_CONFIG)
 
-SIGNALLED = 128  # a signal has ended the process: plus the number of the signal
+# base of the exit codes of processes that a signal ended: 128 + number of the signal
+SIGNALLED = 128
 HUNG_UP = 129  # SIGHUP
 INTERRUPTED = 130  # Ctrl-C
 KILLED = 137  # SIGKILL

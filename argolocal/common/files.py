@@ -65,7 +65,7 @@ def read_input(path: Path, limit: int) -> bytes:
         mode = os.fstat(file.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
-        # `read` waits for the processes that have opened the pipe for writing
+        # make `read` wait for the processes that have opened the pipe for writing
         os.set_blocking(file.fileno(), True)
         return file.read(limit)
 
@@ -81,7 +81,7 @@ def make_private(directory: Path) -> None:
     directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # the directory belongs to another user
+        with suppress(PermissionError):  # chmod fails if the directory belongs to another user
             directory.chmod(0o700)
 
 

@@ -1,5 +1,5 @@
-"""The home: the directory of runs and their data. It is $ARGOLOCAL_HOME, or .argolocal in the
-working directory.
+"""The home: the directory of runs and their data. The home is $ARGOLOCAL_HOME or, by default,
+.argolocal in the working directory.
 
 The files of a home decide which programs start, which processes end and where credentials are sent,
 so commands must not use a home that was copied from elsewhere. `make` writes a mark into each home:
@@ -61,7 +61,8 @@ def make(home: Path) -> None:
     home."""
     _check_owner(home)
     make_private(home)
-    _check_owner(home)  # another user may have made the directory first
+    # check again, because another user may have made the directory in the meantime
+    _check_owner(home)
     if not _has_entries(home):
         trust(home)
 
@@ -79,7 +80,7 @@ def _check_owner(home: Path) -> None:
         status = os.stat(os.path.realpath(home))
     except (FileNotFoundError, NotADirectoryError):
         return
-    except OSError as error:  # such as a link to itself
+    except OSError as error:  # for example, `home` is a symbolic link to itself
         text = f"{os.path.abspath(home)} cannot be used as the home ({error.strerror}): {remedy}"
         raise ConfigError(text) from error
 
@@ -103,7 +104,8 @@ def _has_entries(home: Path) -> bool:
         with os.scandir(home) as entries:
             return any(entries)
     except (FileNotFoundError, NotADirectoryError):
-        # if its parent is a file, the next write into `home` fails
+        # `home` is missing, or its parent is a file; in the latter case, the next write into `home`
+        # fails
         return False
     except OSError as error:
         raise ConfigError(
@@ -131,7 +133,7 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
         if file.exists():
             key = file.read_text()
         else:
-            # with a random key, the mark of every home is invalid
+            # without a stored key, a random key makes the mark of every home invalid
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(

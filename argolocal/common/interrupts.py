@@ -22,15 +22,15 @@ from typing import Any, Self
 
 from argolocal.common import exit_codes
 
-# A second signal is not deferred if it arrives later than this. `timeout` sends two signals within
-# microseconds.
+# A second signal is deferred only if it follows the first within this time, in seconds. `timeout`
+# sends two signals within microseconds.
 FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Signal handlers of a `with` block, which are installed in the main thread only. With `nohup`,
-    SIGHUP stays ignored.
+    """Signal handlers of a `with` block, which are installed in the main thread only. If `nohup`
+    has set SIGHUP to be ignored, it remains ignored.
 
     A handler calls the previous handler of the signal, or else raises KeyboardInterrupt.
     """
@@ -56,7 +56,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed` is entered, because an exception in between could lose
+        """Defer signals until `allowed` is entered, because an exception before that could lose
         track of a process that has just started.
 
         A second signal more than FORCE_AFTER_S later is not deferred.
@@ -105,8 +105,8 @@ class StopSignals(Interrupts):
 
     `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: file that exists
     while `argolocal stop` stops the workflow; the signal of that command is not recorded in
-    `caught`. `exit_after`: seconds after the first signal from which on another signal exits at
-    once; `argolocal resume` then cleans up.
+    `caught`. `exit_after`: a further signal more than this many seconds after the first exits at
+    once; then `argolocal resume` cleans up.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class StopSignals(Interrupts):
         raise KeyboardInterrupt
 
     def _read_answer(self) -> None:
-        # sys.stdin.readline() would hold a lock while it waits, and crash Python at exit
+        # read the descriptor, because sys.stdin.readline() would hold a lock while it waits, which
+        # crashes Python at exit
         try:
             answer = os.read(sys.stdin.fileno(), 100)
         except OSError:  # the terminal is closed

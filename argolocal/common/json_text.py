@@ -19,10 +19,11 @@ from argolocal.common.files import read_regular
 from argolocal.common.wording import shorten
 from argolocal.errors import InvalidDocument
 
-Location = tuple[str | int, ...]  # keys and indices from the outermost value on
+# path to a value: the keys and indices that lead to it from the outermost value
+Location = tuple[str | int, ...]
 MAX_BYTES = 256 << 20
-MAX_DIGITS = 100  # digits of an integer
-MAX_DEPTH = 100  # number of nested lists and objects
+MAX_DIGITS = 100  # maximum number of digits of an integer
+MAX_DEPTH = 100  # maximum depth of nested lists and objects
 
 
 def to_json(
@@ -70,7 +71,7 @@ def describe_not_finite(value: object) -> str:
         for path, number in numbers(value):
             if isinstance(number, float) and not math.isfinite(number):
                 return f"{format_path(path) or 'the value'} is {number}: it must be a finite number"
-    except RecursionError:  # the value contains itself
+    except RecursionError:  # a RecursionError means that the value contains itself
         pass
     return ""
 

@@ -9,7 +9,7 @@ SET_PDEATHSIG = 1
 SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None)
 
-# names of the files of a memory cgroup, by cgroup version
+# file names of a memory cgroup for each cgroup version
 CGROUP_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 

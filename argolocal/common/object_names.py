@@ -17,7 +17,7 @@ from argolocal.errors import ConfigError
 
 DATA_KINDS = ("ConfigMap", "Secret")
 DATA_FIELDS = ("data", "binaryData", "stringData")
-MAX_SHOWN_CHARACTERS = 300  # of an invalid name in a message
+MAX_SHOWN_CHARACTERS = 300  # maximum number of characters of an invalid name that a message shows
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_recorded() -> None:
-    """Wait until the parent has recorded this process. Exit if the parent died first, because no
-    command could stop this process."""
+    """Wait until the parent has recorded this process. If the parent dies before that, exit,
+    because no command could find and stop this process."""
     if not os.read(0, 1):
         sys.exit("the parent died before it recorded this process")
 

@@ -1,8 +1,9 @@
-"""The program that the user called: argolocal or rekindle. Its name is part of messages,
-environment variables and the path of the home."""
+"""The program that the user called: argolocal or rekindle. The program's name appears in messages,
+in names of environment variables and in the path of the home."""
 
-POD = "ARGOLOCAL_POD"  # environment variable of a pod's processes: path of the pod's root folder
-# environment variable: path of the container's termination message
+# name of the environment variable that tells a pod's processes the path of the pod's root folder
+POD = "ARGOLOCAL_POD"
+# name of the environment variable with the path of the container's termination message
 TERMINATION_LOG = "ARGOLOCAL_TERMINATION_LOG"
 name = "argolocal"
 cluster = "argolocal.runner.cluster:LocalCluster"

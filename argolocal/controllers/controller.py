@@ -31,7 +31,8 @@ class Controller:
     """Stores the objects of one kind; the base class of all controllers."""
 
     kind = ""
-    api_versions: tuple[str, ...] = ()  # supported values of apiVersion; empty: any
+    # supported values of apiVersion; an empty tuple allows any value
+    api_versions: tuple[str, ...] = ()
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder of the run, with the logs and directories of its pods."""
@@ -175,7 +176,8 @@ class Controller:
                 int(new_object["metadata"]["resourceVersion"]) + 1
             )
             draft = self._path(name).with_suffix(".new")
-            draft.touch(0o600)  # the object may be a Secret
+            # only the owner may read the file, because the object may be a Secret
+            draft.touch(0o600)
             draft.write_text(to_json(new_object, indent=1))
             draft.replace(self._path(name))
 
@@ -185,7 +187,7 @@ class Controller:
         """Do the periodic work of this controller; called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
-        """Remove the leftovers of objects of this run that have completed."""
+        """Remove the remaining files of this run's completed objects."""
 
     def stop(self, grace: float) -> None:
         """Stop the processes that this process runs for the objects, without deleting objects."""

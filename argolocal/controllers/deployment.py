@@ -1,14 +1,14 @@
-"""Deployments and their Services. Their pods outlive the run that applied them.
+"""Deployments and their Services. The pods of a Deployment outlive the run that applied it.
 
 A change of a Deployment writes the object, and starts the supervisor if it does not run. The
 supervisor is a separate process (deployment_supervisor.py), recorded in
-`deployments/supervisor.json`. If it died and `down` had not stopped it, the next command restarts
-it.
+`deployments/supervisor.json`. If the supervisor dies without being stopped by `down`, the next
+command restarts it.
 
-Differences from Kubernetes: no autoscaler changes `replicas`. A rollout fails before its
-progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code that a
-restart cannot change (`exit_codes.PERMANENT`). A Service listens on 127.0.0.1, and each headless
-Service on another loopback address.
+Differences from Kubernetes: no autoscaler changes `replicas`. A rollout fails without waiting for
+its progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code in
+`exit_codes.PERMANENT`, which a restart cannot fix. A Service listens on 127.0.0.1, and each
+headless Service on another loopback address.
 """
 
 import os
@@ -42,7 +42,8 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD_FILE = "supervisor.json"
 LOG_FILE = "supervisor.log"
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
-# annotation of a Deployment: JSON of the Origin of its pods and the process that applied it
+# name of a Deployment's annotation with the Origin of its pods and the process that applied it, as
+# JSON
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
@@ -129,7 +130,7 @@ class Deployments(Controller):
 
     def apply(self, obj: Object) -> Object:
         """Write the object with the Origin of this process, unless `obj` already has an Origin. The
-        supervisor needs it, because it starts pods of several projects."""
+        supervisor needs the Origin, because it starts pods of several projects."""
         meta = obj.get("metadata") or {}
         process = f"{os.getpid()}/{start_time(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
@@ -253,8 +254,8 @@ class Deployments(Controller):
         return entries
 
     def start(self) -> None:
-        """Start the supervisor if it does not run, even after `down`. Do not wait until it is
-        ready."""
+        """Start the supervisor if it is not running, even if `down` has stopped it. This method
+        does not wait until the supervisor is ready."""
         with self._locked():
             if self.running():
                 return
@@ -301,7 +302,8 @@ class Deployments(Controller):
         return record
 
 
-SUPERVISORS: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
+# supervisors that this process has started, and that outlive this process
+SUPERVISORS: list[subprocess.Popen] = []
 
 
 def selects(service: Object, template: Object) -> bool:

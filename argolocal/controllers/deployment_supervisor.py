@@ -1,11 +1,11 @@
-"""The supervisor of a home's Deployments and Services. It reconciles pods with the objects on disk,
-and listens on the ports of the Services.
+"""The supervisor of a home's Deployments and Services. The supervisor reconciles pods with the
+objects on disk, and listens on the ports of the Services.
 
 The supervisor runs until SIGTERM, and then terminates the pods. No request is lost when a pod is
 terminated: the client's connection stays open, and requests that the pod's server has not read are
-sent to another pod. A new selector of a Service applies to new connections. In place of a Gateway,
-the supervisor implements HTTPRoutes: it splits and mirrors the connections to the first Service of
-an HTTPRoute among all its Services.
+sent to another pod. A new selector of a Service applies to new connections. The supervisor
+implements HTTPRoutes, so no Gateway is needed: it splits the connections to the first Service of an
+HTTPRoute among all its Services, and mirrors them.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from argolocal.pods.containers import port_number
 
 POLL_INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
-MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror with more unsent bytes than this is disconnected
+# a mirror's connection with at least this many unsent bytes is closed
+MAX_MIRROR_BACKLOG_BYTES = 1 << 24
 IDLE_AFTER_S = 1.0  # a response counts as complete after this many seconds without bytes
 Address = tuple[str, int]
 
@@ -54,7 +55,7 @@ class Route:
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
     def choose_backend(self) -> str:
-        """Return the Service that is furthest below its share of connections, and count a
+        """Return the Service that has the fewest connections relative to its weight, and count a
         connection to it."""
         shares = {
             name: (self.connections[name] + 1) / weight
@@ -73,7 +74,8 @@ class Client:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     unread_bytes: bytes = b""  # bytes from the client that no server has read
-    awaits_answer: bool = False  # True: a server has read bytes that it has not answered
+    # True if a server has read bytes from the client that it has not answered yet
+    awaits_answer: bool = False
     # time of the last bytes in either direction
     last_activity: float = field(default_factory=time.monotonic)
 
@@ -91,7 +93,7 @@ class Client:
 
 
 class Supervisor:
-    """Reconciles all Deployments of a home, and listening_ports the connections to its Services."""
+    """Reconciles all Deployments of a home, and forwards the connections to its Services."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -128,7 +130,9 @@ class Supervisor:
 
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
-                if client.idle:  # otherwise a server would wait for the client's next request
+                # close idle connections, because a server would otherwise wait for the client's
+                # next request before it exits
+                if client.idle:
                     client.writer.close()
 
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -152,7 +156,7 @@ class Supervisor:
         try:
             rollout.reconcile(obj)
         except Exception as error:
-            # such as a pod whose Secret is missing: the other Deployments continue
+            # an error, such as a missing Secret, must not affect the other Deployments
             rollout.fail(describe(error))
 
         rollout.update_status(obj)
@@ -196,7 +200,8 @@ class Supervisor:
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
-        """Read the HTTPRoutes. An unchanged route keeps the counts of its backends."""
+        """Read the HTTPRoutes. A route that has not changed keeps its number of connections per
+        backend."""
         routes: dict[str, Route] = {}
 
         for obj in Controller(self.cluster, "HTTPRoute").objects().values():
@@ -220,7 +225,8 @@ class Supervisor:
         self.routes = routes
 
     def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
-        """Return the ready pod with the fewest connections, or None. Ties are broken at random."""
+        """Return the ready pod with the fewest open connections, or None if no pod is ready. Ties
+        are broken at random."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [
             replica
@@ -286,13 +292,15 @@ class Supervisor:
             )
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
-            await asyncio.sleep(0)  # lets `request_task` see bytes that have just arrived
+            # let `request_task` run, so that it sees bytes that have just arrived
+            await asyncio.sleep(0)
 
             if (
                 replica.pod.ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                # otherwise the server may have closed the connection after its response
+                # if neither is true, the server may have closed the connection deliberately after
+                # its response
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
@@ -310,8 +318,8 @@ class Supervisor:
     async def _mirror(
         self, listening_port: ListeningPort, replica: Replica
     ) -> asyncio.StreamWriter | None:
-        """Open a connection to a pod whose responses are discarded. Return None if the pod cannot
-        be reached."""
+        """Open a connection that mirrors requests to a pod and discards its responses. Return None
+        if the pod cannot be reached."""
         try:
             responses, writer = await asyncio.open_connection(
                 replica.pod.ip, _port(replica, listening_port)
@@ -358,7 +366,7 @@ async def _copy_requests(
 
             await server.drain()
 
-        server.write_eof()  # the client may still wait for an answer
+        server.write_eof()  # the client may still be waiting for a response
     except OSError:
         server.transport.abort()
     finally:
@@ -376,8 +384,8 @@ async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
 
 
 def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if a connection has the poll `event` or is closed. asyncio itself would report
-    this later."""
+    """Return True if a poll of the connection reports `event`, or if the connection is closed;
+    asyncio would report this later."""
     if writer.is_closing():
         return True
     poll = select.poll()

@@ -25,7 +25,7 @@ from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, generate_suffix
 from argolocal.manifest.types import Object
 
-# ignored flags that have a value
+# flags with a value that are ignored
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
 IGNORED_FLAGS = (
     "--validate",
@@ -54,13 +54,13 @@ PASSIVE_KINDS = (
     "WorkflowTemplate",
     "ClusterWorkflowTemplate",
 )
-# type and status of the conditions of objects that have failed
+# (type, status) of the status conditions that report the failure of an object
 FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 
 
 class KubectlError(Exception):
-    """An action fails with the message that kubectl would print."""
+    """An action has failed; the text is the message that kubectl would print."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Resources:
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
-        """Perform the action of a node's resource template. `poll` completes a node whose
-        conditions are not yet met."""
+        """Perform the action of a node's resource template. If the object does not meet its
+        conditions yet, a later call of `poll` completes the node."""
         resource = action.template["resource"]
 
         conditions = resource.get("successCondition") or resource.get("failureCondition")
@@ -156,9 +156,10 @@ class Resources:
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
-        """Remove the leftovers of completed jobs whose runner died."""
+        """Remove the remaining files of completed jobs whose runner died."""
         kinds = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
-        # importing the controllers takes time, so it happens only for kinds with processes
+        # import only the controllers of kinds whose objects have processes, because an import takes
+        # time
         for kind in kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
@@ -291,7 +292,7 @@ class Resources:
         text = resource["manifest"]
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
-                json.loads(text)  # kubectl parses a patch that starts with { as JSON
+                json.loads(text)  # a patch that starts with { is parsed as JSON, as in kubectl
         except json.JSONDecodeError as error:
             raise KubectlError(
                 f"Error from server (BadRequest): error decoding patch: {error}"
@@ -394,7 +395,7 @@ class Resources:
             value = parameter.get("value")
             path = (parameter.get("valueFrom") or {}).get("jsonPath")
 
-            if not waiting.name:  # the object does not exist, which --ignore-not-found allows
+            if not waiting.name:  # the flag --ignore-not-found allows the object to be missing
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:
@@ -411,7 +412,7 @@ class Resources:
 
 
 def _reported_cause(obj: Object) -> str:
-    """Return the message of the failure condition in an object's status, or ""."""
+    """Return the message of the condition that reports a failure in an object's status, or ""."""
     status = obj.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
     failures = [
@@ -455,7 +456,7 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
 
 
 def apply_patch(obj: Object, patch: object, strategy: str) -> Object:
-    """Return the patched object; a patch does not change its status. Raises PatchError."""
+    """Return the object with the patch applied; its status is not changed. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return (
         PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch)

@@ -13,12 +13,12 @@ from argolocal.language import kubectl_path
 from argolocal.language.substitute import TAG
 from argolocal.manifest.patch import PATCHES
 
-TAG_PLACEHOLDER = "tag-of-argo"  # replaces each template tag in a manifest
+TAG_PLACEHOLDER = "tag-of-argo"  # placeholder that replaces each template tag in a manifest
 
 
 def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects of a manifest, or [] if it is not valid YAML without the values of its
-    tags."""
+    """Return the objects of a manifest, or [] if the manifest is valid YAML only once its tags are
+    replaced."""
     try:
         objects = [
             *yaml.safe_load_all(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))

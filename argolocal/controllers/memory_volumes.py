@@ -17,7 +17,7 @@ from argolocal.state.journal import MANIFEST_FILE, RunFiles
 SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
 OWNER_FILE = "run"  # name of the file with the path of the run that owns a memory volume
-# a run that has not used its memory volume for this long is unlikely to be resumed
+# a run that has not used its memory volume for this many seconds is unlikely to be resumed
 ABANDONED_AFTER_S = 3600.0
 
 
@@ -48,15 +48,16 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
 
 
 def clean_up_shared_memory() -> None:
-    """Remove the memory volumes of interrupted runs one hour after the last use, and of removed
-    runs immediately.
+    """Remove the memory volumes of removed runs, and of interrupted runs that have not used them
+    for an hour.
 
-    A run that is resumed later continues from its checkpoints in the object store.
+    If the run is resumed after that, it continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         # another process may remove the directory at the same time
         with suppress(OSError, InvalidName):
-            if not is_owned(memory):  # another user's pipe with this name would block the reader
+            # check the owner first, because reading another user's pipe with this name would block
+            if not is_owned(memory):
                 continue
 
             run = Path((memory / OWNER_FILE).read_text())

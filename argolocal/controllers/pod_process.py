@@ -1,8 +1,8 @@
 """Run one pod of a controller: restart its process as a kubelet does, and terminate it with
 SIGTERM, then SIGKILL.
 
-The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): it is 0, 1, 2, 4,
-8 s, and 0 s again once the container has run for a minute.
+The back-off before successive restarts is 0, 1, 2, 4 and 8 s, shorter than a kubelet's (10 s, 20 s,
+... 5 min), and 0 s again after the container has run for a minute.
 """
 
 import os
@@ -25,12 +25,14 @@ from argolocal.pods.volumes import VolumeDirectory
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 RESET_BACKOFF_AFTER_S = (
-    60.0  # a container that has run for this long starts over with the first back-off
+    # after a container has run for this many seconds, its next restart has the first back-off again
+    60.0
 )
 
 
 class Pod:
-    """A pod with one container. `poll` reaps, starts and kills its process; no method blocks."""
+    """A pod with one container. `poll` starts, kills and reaps the pod's process; no method
+    blocks."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Pod:
         self.log_error: OSError | None = None
         self.volumes: dict[str, VolumeDirectory] = {}
         self.volumes_folder = folder / "volumes" / name
-        self.remove_files()  # of an earlier pod with this name
+        self.remove_files()  # remove the files of an earlier pod with this name
 
     @property
     def running(self) -> bool:
@@ -73,8 +75,8 @@ class Pod:
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Start, kill or reap the process. Return its exit code if it has just exited, or 128 + N
-        after signal N."""
+        """Start, kill or reap the process. If the process has just exited, return its exit code
+        (128 + N after signal N), else None."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -170,7 +172,7 @@ class Pod:
         self._create_volumes(run)
         self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
 
-        # for `status`; a full disk does not stop a pod
+        # record for the command `status`; a full disk does not stop the pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
             self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
@@ -191,7 +193,7 @@ class Pod:
             self.claims,
         )
         for mount in run.container.get("volumeMounts") or []:
-            # the pod uses /dev/shm of this machine, which outlives its processes
+            # the pod uses the /dev/shm of this machine, whose files outlive the pod's processes
             if mount["mountPath"] == SHM:
                 self.volumes[mount["name"]] = VolumeDirectory(Path(SHM))
 

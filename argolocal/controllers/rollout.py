@@ -1,9 +1,9 @@
 """Manage the pods of one Deployment: their probes, their rolling update, and the resulting status.
 
-A pod of a new version receives connections once it is ready. Then an old pod receives SIGTERM and
-finishes its connections. A Deployment that a workflow owns has pods only while the workflow runs. A
-pod that exits with one of `exit_codes.PERMANENT` is restarted only after another command has
-applied the Deployment.
+A pod of a new version receives connections once it is ready. Then a pod of the old version receives
+SIGTERM and finishes its open connections. A Deployment that a workflow owns has pods only while the
+workflow runs. A pod that exits with one of `exit_codes.PERMANENT` is restarted only after another
+command has applied the Deployment.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, claims_of_run
 
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
-FAST_PROBE_PERIOD_S = 0.1  # seconds between probes until the first success
+FAST_PROBE_PERIOD_S = 0.1  # maximum seconds between two probes until the first success
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Replica:
     labels: dict[str, str]
     ready: bool = False
     probes: asyncio.Task | None = None
-    connections: int = 0  # number of open connections
+    connections: int = 0  # number of open client connections to the pod
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Rollout:
         return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
 
     def end(self) -> bool:
-        """Terminate all pods. Return True if all have ended."""
+        """Terminate all pods. Return True if all pods have ended."""
         for replica in self.replicas:
             self._terminate(replica)
         self.reap()
@@ -89,7 +89,8 @@ class Rollout:
         else:
             desired = obj["spec"].get("replicas", 1)
 
-        # scaling to 0, or another command that applies the Deployment, retries a failed rollout
+        # a failed rollout is retried after scaling to 0, or when another command applies the
+        # Deployment
         is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
@@ -137,7 +138,7 @@ class Rollout:
         env = memory_volume(run.root, self.name, spec) if run else {}
 
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            # the cluster assigns addresses to names without a domain
+            # the cluster assigns addresses to host names without a domain
             if variable["name"] == "MASTER_ADDR":
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
 
@@ -226,7 +227,8 @@ class Rollout:
         )
 
     async def _run_probe(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
-        """Run a probe forever, and `report` each success and each failure beyond the threshold."""
+        """Run a probe forever; `report` each success, and each failure from the failure threshold
+        on."""
         await asyncio.sleep(probe.delay)
         failure_count = 0
         has_passed = False
@@ -337,7 +339,7 @@ def progressing_condition(is_complete: bool, progress: Progress) -> Object:
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions with their times. An unchanged condition has the times that it has in
+    """Return the conditions with their times. A condition that has not changed keeps its times from
     `old_status`."""
     old_conditions = {
         condition["type"]: condition for condition in old_status.get("conditions") or []

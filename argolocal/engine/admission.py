@@ -1,8 +1,8 @@
 """Decide whether a node may run: parallelism limits, locks and memoized outputs.
 
 A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit
-succeeds without running. Source: Argo's operator.go (operate, executeTemplate,
-markNodeWaitingForLock, initializeCacheHitNode).
+succeeds without running. Source: the functions operate, executeTemplate, markNodeWaitingForLock and
+initializeCacheHitNode of Argo's operator.go.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def synchronize_and_memoize(
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
-                # only another node of this run can release the lock
+                # without a timeout, only another node of this run can release the lock
                 context.blocked_reason = message
 
             return context.table.mark(name, node["phase"], message)

@@ -36,16 +36,17 @@ class Locks(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """Values that the engine derives for one node. They are not stored: a restarted runner computes
-    them again."""
+    """Values that the engine derives for one node. These values are not stored, so a restarted
+    runner computes them again."""
 
     template: Template | None = None  # the node's template with all inputs and tags substituted
     members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
     pending_members: list[Task] | None = None  # the `members` that are not fulfilled yet
-    dag: Any = None  # for a DAG template: its dag.Dag
+    dag: Any = None  # for a DAG template: the Dag (dag.py) that executes it
     scope: Scope | None = None  # for a steps template: the scope of its next group
     complete_groups: int = 0  # for a steps template: number of groups whose outputs are in `scope`
-    results_read: set[str] | None = None  # children whose outputs.result the template references
+    # names of the children whose outputs.result the template references
+    results_read: set[str] | None = None
 
 
 class Context:
@@ -71,7 +72,8 @@ class Context:
         self.inputs = Inputs(workflow, self.status)
         self.depth = 0  # nesting level of the template that is being executed
         self.lock_holders: set[str] = set()  # ids of nodes that hold locks
-        # ids of lock holders that failed before running; the next pass releases their locks
+        # ids of nodes that hold locks but failed before they ran; the next pass releases their
+        # locks
         self.deferred_releases: set[str] = set()
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
@@ -143,8 +145,8 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the retry strategy of the template, or else of the workflow. Without a limit, a
-        strategy retries forever."""
+        """Return the retry strategy of the template, or else of the workflow. A retry strategy
+        without a limit retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
@@ -156,12 +158,13 @@ class Context:
             for id in {*table.active_pods, *self.daemons}
             if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
         }
-        # Argo waits for the outputs of these pods before it sets the phase
+        # Argo waits for the outputs of running pods before it sets the workflow's phase
         if running_pods and not is_deadlocked:
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
 
-            # the template that started the daemon can no longer complete and kill it
+            # the template that started the daemon can no longer complete, so the daemon would never
+            # be killed
             phase = "Error"
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"

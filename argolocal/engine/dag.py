@@ -40,7 +40,7 @@ PHASE_OF_RESULT = {
 
 
 class Dag:
-    """The execution of one DAG template, as one node."""
+    """The execution of one DAG template, which has one node."""
 
     def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
         self.context = context
@@ -66,7 +66,7 @@ class Dag:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
 
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
-        # name of a task → ancestors that the task's fields may reference
+        # name of a task → names of the ancestors that its fields may reference
         self.visible_ancestors: dict[str, list[str]] = {}
         eager_tasks = self.looping_tasks | {
             name for name, task in self.tasks.items() if task.get("when")
@@ -126,7 +126,7 @@ class Dag:
         )
 
     def visit(self, name: str) -> VisitResult:
-        """Advance a task, and return its VisitResult.
+        """Advance a task as far as possible, and return its VisitResult.
 
         Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a
         target's hook fails.
@@ -140,7 +140,7 @@ class Dag:
             and (node := self.node(name))
         ):
             try:
-                # the task may have completed in `_visit`, which ran the hooks before
+                # run the hooks again, because `_visit` ran them before the task completed
                 hooks.run_conditional_hooks(
                     self.context, task, node, self.scope(name), self.options()
                 )
@@ -229,8 +229,8 @@ class Dag:
         return bool(is_satisfied)
 
     def evaluate_depends(self, name: str) -> bool | None:
-        """Return True if task `name` should run, None while one of its dependencies is unfinished.
-        Raises ExprError."""
+        """Return True if task `name` should run, False if not, and None while one of its
+        dependencies is unfinished. Raises ExprError."""
         scope: dict[str, Any] = {}
 
         for dependency in self.needs[name]:
@@ -331,8 +331,8 @@ class Dag:
         return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Run a task, or one item of a loop. Return True if it and its exit hook completed, and
-        None if Argo would end the pass.
+        """Run a task, or one item of a loop. Return True if the task or item and its exit hook have
+        completed, and None if Argo would end the pass here.
 
         As in Argo, the node is connected before it starts, so a task that cannot start leaves a
         child id without a node.
@@ -384,8 +384,8 @@ class Dag:
         return is_fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Run the exit hook of a completed task. Return True if the hook completed, False if it
-        cannot run."""
+        """Run the exit hook of a completed task. Return True if the hook has completed or does not
+        exist, else False."""
         try:
             return hooks.run_exit_hook(
                 self.context, self.tasks[name], node, self.scope(name), self.options()

@@ -50,8 +50,8 @@ def run_workflow_hooks(context: Context) -> bool:
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of a workflow, step or task, or None. A hook without arguments receives
-    the workflow's arguments."""
+    """Return the exit hook of a workflow, step or task, or None. An exit hook without arguments of
+    its own receives the workflow's arguments."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -72,7 +72,7 @@ def dump_failures(context: Context) -> str:
             ),
             "phase": node["phase"],
             "podName": context.table.pod_name(node["name"], template),
-            # Argo stores whole seconds
+            # cut off the milliseconds, because Argo stores whole seconds
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,
         }
         for node in context.nodes.values()
@@ -142,7 +142,8 @@ def run_exit_hook(
             context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG)
         )
     finally:
-        context.table.link_child(node["name"], name)  # as in Argo, even if the hook could not start
+        # as in Argo, the hook's node becomes a child even if the hook could not start
+        context.table.link_child(node["name"], name)
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:

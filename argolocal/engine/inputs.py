@@ -1,6 +1,7 @@
 """Substitute the tags of templates: workflow.* globals, inputs, and outputs with a globalName.
 
-Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
+Source: the functions setGlobalParameters (operator.go), ProcessArgs and SubstituteParams
+(common/util.go) of Argo.
 """
 
 import re
@@ -80,7 +81,8 @@ class Inputs:
             "creationTimestamp": metadata["creationTimestamp"],
             "creationTimestamp.s": str(int(created.timestamp())),
             "creationTimestamp.RFC3339": metadata["creationTimestamp"],
-            "status": self.status["phase"],  # the phase is empty before the first pass
+            # the workflow's phase is empty before the scheduler's first pass
+            "status": self.status["phase"],
             "duration": "0.000000",
         }
 
@@ -288,7 +290,8 @@ def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) ->
             raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
     if argument is None:
         return artifact
-    # all other fields, even archive and optional, come from the argument, as in Argo
+    # as in Argo, all other fields of the artifact, even archive and optional, come from the
+    # argument
     return {**argument} | {
         key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact
     }

@@ -58,8 +58,7 @@ def as_node_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """The action to start the pod of a node. The pod is killed at the `deadline` in unix
-    seconds."""
+    """The action to start the pod of a node. The pod is killed at the unix time `deadline`."""
 
     id: str
     pod: str
@@ -122,7 +121,7 @@ class Options:
 
     boundary: str = ""
     on_exit: bool = False
-    kind: str = "steps"  # start of the tags of sibling nodes: tasks or steps
+    kind: str = "steps"  # first word of the tags of sibling nodes: "tasks" or "steps"
     deadline: float | None = None
     flag: dict[str, bool] = field(default_factory=dict)
 
@@ -137,8 +136,8 @@ def hash_fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 with milliseconds. Argo stores whole seconds, but local
-    steps may be shorter."""
+    """Convert unix seconds to RFC 3339 with milliseconds. Argo stores whole seconds, which would be
+    too coarse for short local steps."""
     return (
         datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
@@ -168,23 +167,24 @@ class NodeTable:
             and "synchronizationStatus" not in node
         }
 
-        # pods of a dead runner that are not restarted yet; limits do not apply to them
+        # ids of pods that a dead runner left and that have not been restarted yet; limits do not
+        # apply to these pods
         self.orphaned_pods = set(self.active_pods)
-        # pods that were active when this process loaded the status
+        # ids of the pods that were active when this process loaded the status
         self.restored_pods = frozenset(self.active_pods)
         self.changed_nodes: dict[str, None] = {}
         self.linked_children = {
             (node["name"], id) for node in self.nodes.values() for id in node.get("children", [])
         }
         self.added_children: dict[str, list[str]] = {}  # node id → ids of its new children
-        # (boundary id, state of the child) → number of children
+        # (id of the boundary node, state of a child) → number of children in this state
         self.child_counts: Counter[tuple[str, str]] = Counter()
 
         for node in self.nodes.values():
             self._adjust_child_count(node, 1)
 
         self.now = 0.0
-        # True: a node was fulfilled, so the scheduler walks the templates again
+        # True if a node was fulfilled, so that the scheduler must walk the templates again
         self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
@@ -407,7 +407,7 @@ class NodeTable:
 
 
 def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
-    """Return the fields of a node that name its template: `templateRef` if the template belongs to
+    """Return the fields of a node that name its template, such as `templateRef` for a template of
     another object."""
     reference = caller.get("templateRef")
     if reference:

@@ -16,8 +16,9 @@ from typing import Any
 from argolocal.manifest.types import Task
 
 NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
-VisitResult = tuple[bool | None, bool]  # (dependents of the task may start, the task is completed)
-# a limit blocks this task and all other tasks that have not started
+# (True if dependents of the task may start, True if the task is completed)
+VisitResult = tuple[bool | None, bool]
+# result of a visit if a limit blocks this task and all other tasks that have not started
 BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
@@ -34,7 +35,7 @@ class Order:
         self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager_tasks = eager_tasks
-        self.passed_tasks = set[str]()  # tasks whose dependents may start
+        self.passed_tasks = set[str]()  # names of the tasks whose dependents may start
         self.unfinished_counts = {name: len(needs[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
 

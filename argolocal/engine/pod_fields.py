@@ -1,5 +1,5 @@
-"""Add the fields of the workflow's spec that apply to all pods. Names in these fields are checked
-when the pod starts, as by the API server.
+"""Add the fields of the workflow's spec that apply to all pods. When the pod starts, names in these
+fields are checked by the API server's rules.
 
 Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
 """
@@ -10,7 +10,7 @@ from typing import Any
 from argolocal.engine.nodes import NodeError
 from argolocal.language.substitute import Scope, substitute
 
-# field of a template → field of the workflow's spec with its default
+# field of a template → field of the workflow's spec that contains its default value
 SPEC_FIELD_OF_TEMPLATE_FIELD = {
     "nodeSelector": "nodeSelector",
     "serviceAccountName": "serviceAccountName",

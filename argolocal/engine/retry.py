@@ -1,4 +1,5 @@
-"""Execute Retry nodes: start attempts, and decide after each failed attempt.
+"""Execute Retry nodes: start attempts, and decide after each failed attempt whether and when to
+retry.
 
 The decision follows Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit,
 expression. Therefore a failure that the policy does not retry still waits for one backoff, and a
@@ -61,7 +62,8 @@ def execute(
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
 
-    # after an attempt that ends immediately, the second iteration starts the next attempt
+    # if the first iteration's attempt ends immediately, the second iteration starts the next
+    # attempt
     for _ in range(2):
         attempts = table.attempts(parent)
         if attempt_node:
@@ -146,7 +148,7 @@ def _execute_attempt(
     try:
         child = context.execute(attempt, caller, {}, options, is_attempt=True)
     except NodeError:
-        if retry_policy == "OnFailure":  # the caller handles this error
+        if retry_policy == "OnFailure":  # the caller of this function handles the error
             table.link_child(parent["name"], attempt)
             raise
 
@@ -167,8 +169,8 @@ def _execute_attempt(
 def decide(
     context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
 ) -> Decision:
-    """Decide how to continue after an attempt. Raises ExprError and ValueError for an invalid
-    strategy."""
+    """Decide how the Retry node continues after its last attempt: with another attempt or its final
+    phase. Raises ExprError and ValueError for an invalid strategy."""
     last_attempt = attempts[-1]
     now = context.table.now
 

@@ -1,12 +1,12 @@
-"""The state machine of a workflow: (nodes, events, now) → (nodes, actions). It has neither clock
-nor I/O.
+"""The state machine of a workflow: (nodes, events, now) → (nodes, actions). The state machine reads
+no clock and does no I/O.
 
     scheduler = Scheduler(workflow, status={})    # `status` is Argo's WorkflowStatus as plain data
     actions = scheduler.advance(now, events)
 
-As in Argo's controller, each call walks the templates from the entrypoint and compares them with
-the nodes in `status`. Therefore a run can resume from a status on disk.
-Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
+As in Argo's controller, each call of `advance` walks the templates from the entrypoint and compares
+them with the nodes in `status`. Therefore, a run can be resumed from a status that was stored on
+disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
 """
 
 import contextlib
@@ -36,7 +36,8 @@ from argolocal.manifest import volume_claims
 from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_DEPTH = 100  # levels of nested templates; each level takes about a dozen nested Python calls
+# maximum number of levels of nested templates; each level takes about a dozen nested Python calls
+MAX_DEPTH = 100
 TOO_DEEP_MESSAGE = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
@@ -122,7 +123,8 @@ class Scheduler(Context):
             self.wake_at(self.deadline)
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a pod of a dead runner whose parent has completed and so does not restart it."""
+        """Restart a pod that a dead runner left, if the parent node has completed and therefore
+        does not restart it."""
         retries = (
             retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
@@ -148,7 +150,7 @@ class Scheduler(Context):
     def _can_progress(self, excluded_ids: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
-            # a daemon does not count: it ends only when the template that started it completes
+            # ignore daemons: a daemon ends only when the template that started it completes
             bool(self.table.active_pods - self.daemons.keys() - excluded_ids)
             or self.wake is not None
             or any(
@@ -190,7 +192,9 @@ class Scheduler(Context):
         self.daemons.pop(node["id"], None)
 
         if node.pop("daemoned", None) and phase == "Succeeded":
-            phase = "Failed"  # a daemon must run until the template that started it completes
+            # a daemon that ends by itself has failed, because it must run until the template that
+            # started it completes
+            phase = "Failed"
 
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
@@ -301,7 +305,8 @@ class Scheduler(Context):
         except (NodeError, LimitReached, ControllerCrash):
             raise
         except Exception as error:
-            # end the node as after an error of its pod, so that exit handlers and retries run
+            # end the node as if its pod had failed with an error, so that exit handlers and retries
+            # run
             return self.table.mark_error(name, caller, options, describe(error))
         finally:
             if not is_attempt:

@@ -27,13 +27,14 @@ class Scope(dict[str, Any]):
     """Maps tags to values."""
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> "StringValues":
-        """Return the values that are a string or None, and all values of `globals`."""
+        """Return the values of this scope that are a string or None, and all values of
+        `globals`."""
         return StringValues(self, globals or {})
 
 
 class StringValues(Mapping[str, str | None]):
-    """A view of the string values of a scope. It copies nothing, because a step may use only one or
-    two of a thousand tags."""
+    """A view of the string values of a scope. The view copies no values, because a step may use
+    only one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope = scope
@@ -201,7 +202,7 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Mark each argument that consists of one tag whose value is None as absent, so that the
+    """Mark an argument as absent if it consists of a single tag whose value is None, so that the
     input's default applies."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Group:
 
     def run(self, steps: list[Task]) -> bool:
         """Advance the group, and mark it when it completes. Return True if an exit hook could not
-        run, which blocks the template."""
+        run; then the template cannot continue."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
@@ -184,7 +184,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # the following steps cannot start either
+                # a reached limit also blocks the following steps
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
@@ -227,7 +227,8 @@ class Group:
                     resolved_steps.append(
                         resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX)
                     )
-                except Missing as error:  # Argo tries this step again until another step fails
+                # Argo resolves this step again on each pass, until another step fails
+                except Missing as error:
                     missing_message = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None

@@ -147,8 +147,8 @@ def _member(value: object, key: object, optional: bool) -> Any:
 
 # syntax nodes whose type expr-lang knows before evaluation
 TYPED_NODES = ("name", "const", "list", "map")
-# A scope with this key disables type checks, because expr-lang does not check the types of a
-# method's arguments (sprig.x).
+# If a scope contains this key, types are not checked: expr-lang does not check the argument types
+# of methods, such as sprig.x.
 SKIP_TYPE_CHECK = ""
 
 
@@ -212,7 +212,8 @@ def _make_predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]
     if isinstance(collection, str) and (
         node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")
     ):
-        # expr-lang does not know before evaluation that this is a string, so it iterates over bytes
+        # expr-lang iterates over bytes here, because it does not know before evaluation that the
+        # value is a string
         collection = list(as_indexable(collection))
 
     if not isinstance(collection, list):

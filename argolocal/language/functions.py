@@ -1,7 +1,7 @@
 """The builtins and predicates of expr-lang. Argo's own functions are in sprig.py.
 
-preflight.py rejects workflows that call a function of neither module.
-Source: expr-lang/expr v1.17 builtin, vm.
+preflight.py rejects workflows that call a function that neither module defines. Source:
+expr-lang/expr v1.17 builtin, vm.
 """
 
 import base64
@@ -17,7 +17,7 @@ from argolocal.language import json_path
 from argolocal.language.gofmt import AnyKeyMap, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
-# number of elements and bytes that one evaluation may allocate, as in expr-lang
+# maximum number of elements and bytes that one evaluation may allocate, as in expr-lang
 MEMORY_BUDGET = 1_000_000
 
 
@@ -41,7 +41,8 @@ def reserve_memory(size: int) -> None:
 
 
 def series(start: int, stop: int, step: int = 1) -> list[int]:
-    """Return list(range(start, stop, step)). Raises ExprError if it exceeds the memory budget."""
+    """Return list(range(start, stop, step)). Raises ExprError if the list would exceed the memory
+    budget."""
     numbers = range(start, stop, step) if step else range(0)
     if numbers:
         reserve_memory((numbers[-1] - numbers[0]) // step + 1)

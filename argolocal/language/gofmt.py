@@ -135,7 +135,8 @@ def humanize(seconds: float) -> str:
 
 
 def format_f(number: float) -> str:
-    """Format a float as strconv 'f' with the fewest digits: 1e-05 → 0.00001, 1.0 → 1."""
+    """Format a float as Go's strconv does in format 'f' with the fewest digits: 1e-05 → 0.00001,
+    1.0 → 1."""
     if not math.isfinite(number):
         return {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")
     return f"{Decimal(repr(number)):f}".removesuffix(".0")
@@ -350,8 +351,8 @@ def compact(text: str) -> str:
 
 
 def list_members(text: str) -> list[str]:
-    """Return the members of a compact JSON list as JSON texts. For an object, return its keys and
-    values alternately; for null, return []."""
+    """Return the members of a compact JSON list as JSON texts. For a JSON object, return its keys
+    and values alternately; for null, return []."""
     members = []
     start = 1
     while start < len(text) - 1 and text != "null":

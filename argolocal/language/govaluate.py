@@ -7,8 +7,8 @@ does.
            | ( - ! ~ ) value | "(" value ("," value)* ")"
 
 A word without quotes is a string. Symbols are read greedily, so `1 ==-1` has the unknown symbol
-"==-". `1e-3` is not a number, `a-1` is a subtraction, `True` is a word, and strings are compared
-alphabetically ('10' < '9'). Source: Knetic/govaluate (parsing.go, lexerState.go,
+"==-". For example, `1e-3` is not a number, `a-1` is a subtraction, `True` is a word, and strings
+are compared alphabetically ('10' < '9'). Source: Knetic/govaluate (parsing.go, lexerState.go,
 evaluationStage.go), Argo's steps.go shouldExecute."""
 
 import math
@@ -221,8 +221,8 @@ def _check_order(tokens: list[Token]) -> None:
 
 
 class _Evaluator:
-    """Evaluates tokens in valid order by precedence climbing. With `skip`, the value is not used,
-    because && or || short-circuits, so type errors are ignored."""
+    """Evaluates tokens in valid order by precedence climbing. With `skip`, type errors are ignored,
+    because && or || has short-circuited, so the value is not used."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens

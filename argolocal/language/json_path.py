@@ -2,11 +2,11 @@
 
     select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
-The part of a path after a wildcard, slice or filter applies to each element, and skips elements
-without this part. An index after a slice or filter applies to the resulting list. A filter that
-cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..`, and
-filters with arithmetic, `!`, `in` or `=~` are rejected.
-Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
+The part of a path after a wildcard, slice or filter applies to each element; elements that do not
+have this part are skipped. An index after a slice or filter applies to the resulting list. A filter
+that cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..`,
+and filters with arithmetic, `!`, `in` or `=~` are rejected. Source: evilmonkeyinc/jsonpath v0.8.1
+(token, script/standard).
 """
 
 import re
@@ -181,7 +181,7 @@ def _is_true(element: object, lhs: str, operator: str, rhs: str, is_single: bool
 
 
 def _require_bool(value: object) -> bool:
-    if value in (None, True, False):  # 1 equals True, and 0 equals False
+    if value in (None, True, False):  # 1 and 0 are accepted, too, because they equal True and False
         return bool(value)
     raise PathError("expected a boolean")
 

@@ -68,7 +68,8 @@ def parse(template: str) -> list[Node]:
         else:
             open_ranges[-1].append(("action", nodes))
 
-    # without {end}, kubectl prints the rest of the template per element, and then once more
+    # if {end} is missing, kubectl prints the rest of the template for each element, and then once
+    # more
     while len(open_ranges) > 1:
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body

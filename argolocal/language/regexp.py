@@ -76,7 +76,7 @@ def _group(match: Any, name: re.Match[str]) -> str:
 
 
 def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
-    """Return the texts between matches, at most `max_count`; a negative `max_count` means all."""
+    """Return at most `max_count` texts between matches, or all if `max_count` is negative."""
     if not text or not max_count:
         if max_count:
             return [text]

@@ -6,9 +6,9 @@ paths.
                  | key (in | notin) "(" value ("," value)* ")"
 
 A key is a path like `status.conditions.1.type` that consists of letters, digits and `._-`. A
-success condition is true if all its requirements are met, a failure condition if one requirement is
-met. The failure condition is checked first. A missing path satisfies `!=`, `notin` and `!key`.
-Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions."""
+success condition is true if all of its requirements are met, and a failure condition if at least
+one is met. The failure condition is checked first. A missing path satisfies `!=`, `notin` and
+`!key`. Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions."""
 
 import re
 from collections.abc import Mapping
@@ -168,7 +168,7 @@ def evaluate_conditions(document: object, success: str, failure: str) -> tuple[b
     """
     for requirement in parse(failure):
         if requirement.matches(lookup(document, requirement.key)):
-            # the requirement as Go's %s formats it
+            # text of the requirement, formatted as by Go's %s
             text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
             return False, f"failure condition '{text}' evaluated true"
 

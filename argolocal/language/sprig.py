@@ -88,7 +88,7 @@ def _div(lhs: object, rhs: object) -> int:
 
 
 def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    # + 0.0 converts -0.0 to 0.0
+    # the addition of 0.0 converts -0.0 to 0.0
     return lambda *v: (
         float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
     )
@@ -168,8 +168,8 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Remove white space. As in sprig, each UTF-8 byte of a text with white space becomes a
-    letter."""
+    """Remove white space. As in sprig, each UTF-8 byte of a text that contains white space becomes
+    a character of its own."""
     letters = text.encode().decode("latin-1")
     stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
     if stripped != letters:
@@ -215,8 +215,8 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date: format unix seconds in the local time zone. A value of another type means
-    the current time."""
+    """Apply sprig's date: format unix seconds in the local time zone. If `moment` is not an
+    integer, format the current time."""
     is_timestamp = is_number(moment) and isinstance(moment, int)
     return format_date(
         layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone()

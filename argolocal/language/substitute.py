@@ -25,8 +25,8 @@ ALL = re.compile("")
 
 
 class Tags:
-    """Finds tags in a text. The search ends at the last `}}`, because many unclosed `{{` would take
-    O(n²)."""
+    """Finds tags in a text. The search ends at the last `}}`, because it would otherwise take O(n²)
+    for many unclosed `{{`."""
 
     def __init__(self, marker: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)

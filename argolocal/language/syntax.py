@@ -50,7 +50,8 @@ BINARY_PRECEDENCE = (
     )
     | {"**": 100, "^": 100, "??": 500}
 )
-MAX_DIGITS = 400  # of a number; a float has at most 309 digits before its decimal point
+# maximum number of digits of a number; a float has at most 309 before its decimal point
+MAX_DIGITS = 400
 # operators that can be chained: a < b < c means a < b && b < c
 ORDER_OPERATORS = ("<", ">", "<=", ">=")
 NEGATABLE_OPERATORS = ("in", "matches", "contains", "startsWith", "endsWith")
@@ -409,7 +410,8 @@ def _collect(node: object, names: dict[str, None], is_guarded: bool) -> None:
         _collect(node[3], names, is_guarded)
         return
 
-    for child in node:  # inner names first: Argo reports the first missing name
+    # yield the names in inner expressions first, because Argo reports the first missing name
+    for child in node:
         _collect(child, names, is_guarded or (kind == "member" and node[3]))
 
     if isinstance(node, tuple) and (

@@ -4,10 +4,10 @@ built.
     documents = parse(path.read_text(), str(path))
 
 Where PyYAML differs from Kubernetes' Go library, YAML is parsed as in Go: `y` and `n` are booleans,
-1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, JSON is parsed as JSON,
-because its escapes are not always valid YAML. The limits are checked on the parser's events in
-linear time. An alias or merge counts as much as the content that it refers to. Sources: goyaml's
-decode.go; libyaml's scanner.c."""
+1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, a JSON text is parsed as JSON
+rather than YAML, because some escapes of JSON are invalid in YAML. The limits are checked while the
+parser emits events, in linear time. An alias or merge key counts as many values and characters as
+the content that it refers to. Sources: goyaml's decode.go; libyaml's scanner.c."""
 
 import io
 import json
@@ -26,14 +26,16 @@ from argolocal.common.json_text import describe_not_finite, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import to_argo_string
 
-MAX_CHARACTER_BYTES = 4  # of a character in UTF-8
-MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million characters
+MAX_CHARACTER_BYTES = 4  # maximum number of bytes of a character in UTF-8
+MAX_CHARACTERS = 10_000_000  # for comparison: Argo's largest CRD has 3.2 million characters
 MAX_DOCUMENTS = 1_000
-MAX_VALUES = 200_000  # Argo's largest CRD has 123,000 values, at up to 37 levels
+# for comparison: Argo's largest CRD has 123,000 values, nested up to 37 levels deep
+MAX_VALUES = 200_000
 MAX_DEPTH = 100
 MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
-MAX_KEY_LENGTH = 1_024  # YAML's own limit for a key without "? "
-MAX_DIRECTIVES = 10  # libyaml compares each directive with all previous directives
+MAX_KEY_LENGTH = 1_024  # YAML's limit for the length of a key that does not start with "? "
+# more would be slow, because libyaml compares each directive with all previous ones
+MAX_DIRECTIVES = 10
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TAG_PREFIX = "tag:yaml.org,2002:"
@@ -123,7 +125,7 @@ def parse(text: str, source: str = "the manifest") -> list[Any]:
     except ValueError as error:
         raise ConfigError(f"{source} is not YAML: {error}") from None
 
-    # YAML allows .nan and .inf, but the documents are later converted to JSON, which does not
+    # reject .nan and .inf, which YAML allows, because the documents are later converted to JSON
     for document in documents:
         problem = describe_not_finite(document)
         if problem:
@@ -152,7 +154,7 @@ def _read(text: str) -> list[Any]:
                 text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
             )
         except json.JSONDecodeError:
-            pass  # the text may be YAML
+            pass  # a text that is not valid JSON may still be YAML
         except (ValueError, RecursionError):
             _check_json(text)
             raise
@@ -189,7 +191,7 @@ def _reject_constant(word: str) -> Any:
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
-    """Return a line with the problem of a YAML error and its position."""
+    """Return one line that names the problem and the position of a YAML error."""
     problem = str(error)
     mark = None
 
@@ -226,7 +228,8 @@ class _Collection:
 
     is_mapping: bool
     anchor: str | None = None
-    # number of values before this list or mapping, including the values that aliases refer to
+    # number of values in the text before this list or mapping, including the values that aliases
+    # refer to
     values: int = 0
     characters: int = 0
     children: int = 0
@@ -241,7 +244,7 @@ class _LimitChecker:
         self.values = 0
         self.characters = 0
         self.open_collections: list[_Collection] = []
-        # anchor → number of values, number of characters, and the text if the value is a scalar
+        # anchor → (number of values, number of characters, text of a scalar)
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: object) -> None:
@@ -302,8 +305,8 @@ class _LimitChecker:
         self._count(event, values, characters)
 
     def _check_key(self, event: Any, text: str | None) -> None:
-        """Raise an error if the next value is a key of a mapping that is not scalar, too long, or a
-        duplicate."""
+        """If the next value is the key of a mapping, raise an error for a key that is not scalar,
+        is too long, or is a duplicate."""
         if not self.open_collections:
             return
 
@@ -363,7 +366,8 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _Mark:
-    """A position in a JSON text. Its line and column are computed only for error messages."""
+    """A position in a JSON text. The line and column of a position are computed only for error
+    messages."""
 
     text: str
     position: int = 0

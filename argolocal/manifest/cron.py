@@ -92,7 +92,8 @@ def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> 
     day = first_day
     while day <= last_day:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        # cron's rule: one of day of the month and day of the week suffices, unless one is *
+        # cron's rule: a date matches if its day of the month or its day of the week matches; if one
+        # field is *, both must match
         if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):
             for hour in sorted(hours):
                 for minute in sorted(minutes):
@@ -114,7 +115,7 @@ def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
         start: int | None = low
         end: int | None = high
 
-        if first not in ("*", "?"):  # a range that starts with * or ? is read as *
+        if first not in ("*", "?"):  # as in Argo, a range that starts with * or ? means *
             start = _parse_number(first, name)
             if dash:
                 end = _parse_number(last, name)
@@ -136,7 +137,7 @@ def _is_duration(text: str) -> bool:
         parse_seconds(text)
     except ValueError:
         return False
-    # unlike parse_seconds, @every requires a unit
+    # the duration after @every needs a unit, which parse_seconds does not require
     return text == "0" or (text[-1:].isalpha() and text == text.strip())
 
 

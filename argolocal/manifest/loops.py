@@ -44,7 +44,8 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             ) from None
 
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    # _expand_item copies the scope for each item, and copying a dict is faster than a view
+    # convert the view to a dict, because _expand_item copies the scope for each item, and a dict is
+    # faster to copy
     values = dict(scope)
     return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
@@ -52,7 +53,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
 def _loop_items(step: Task) -> list[str]:
     """Return the items of a step's loop, each as compact JSON."""
     if step.get("withItems"):
-        # the items as the API server stores them
+        # compact JSON of the items, as the API server stores them
         return gofmt.list_members(gofmt.dumps(step["withItems"]))
 
     if step.get("withParam"):

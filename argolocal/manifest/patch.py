@@ -2,8 +2,8 @@
 
     new_object = PATCHES["json"](old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-RFC 7396 defines the type merge, and RFC 6902 the type json. As in Kubernetes, the type strategic
-also merges lists by key.
+RFC 7396 defines the type merge, and RFC 6902 the type json. As in Kubernetes, patches of the type
+strategic also merge lists by the keys of their items.
 """
 
 import copy
@@ -73,7 +73,8 @@ def _merge_lists(
     positions = {name: index for index, name in enumerate(base_items)}
     result = list[Any]()
     untouched_names = [name for name in base_items if name not in [item.get(key) for item in patch]]
-    for item in patch:  # new items precede items that the patch does not mention
+    # as in Kubernetes, new items come before the items that the patch does not mention
+    for item in patch:
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
         while untouched_names and positions[untouched_names[0]] < positions.get(item[key], 0):
@@ -83,7 +84,8 @@ def _merge_lists(
 
 
 def merge_over(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge `patch` into `base` as Argo merges templates: merge maps and lists with a merge key."""
+    """Merge `patch` into `base` as Argo merges templates: maps are merged, and so are lists that
+    have a merge key."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged_map = {**base, **patch}
         return {

@@ -88,7 +88,8 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
 
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    for value in ("0", "text", "{}"):  # with one of these values of its tags, the patch is valid
+    # the patch is accepted if it is valid with one of these placeholders for its tags
+    for value in ("0", "text", "{}"):
         try:
             ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored_fields]

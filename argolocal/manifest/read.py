@@ -125,8 +125,8 @@ def read_objects(file: Path) -> list[dict[str, Any]]:
 class Documents:
     """The documents of files and folders.
 
-    `objects`: pairs of a file and an object in it. `other_files`: files in folders without objects.
-    `broken_files`: file in a folder → error of its manifest, which cannot be parsed.
+    `objects`: pairs of a file and an object in it. `other_files`: files in the folders that do not
+    contain objects. `broken_files`: file in a folder whose manifest cannot be parsed → the error.
     """
 
     objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

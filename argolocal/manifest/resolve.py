@@ -37,9 +37,9 @@ WORKFLOW_TEMPLATES = {
 
 
 def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] = ()) -> Object:
-    """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
+    """Merge the workflow's spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
-    `late_parameters`: names of the parameters whose values are set later.
+    `late_parameters`: names of the parameters that get their values after the merge.
     """
     reference = spec.get("workflowTemplateRef")
     if not reference:
@@ -190,8 +190,8 @@ def fill_from_config_maps(spec: Object, find: Find) -> None:
 
 
 def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield path, kind, name and key of the objects that a spec's pods require. Names with tags are
-    skipped."""
+    """Yield path, kind, name and key of the objects that a spec's pods require. Objects whose names
+    contain tags are skipped."""
     sources: list[tuple[object, str]] = [
         ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts"),
         (spec.get("volumes"), "spec.volumes"),

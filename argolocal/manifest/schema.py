@@ -149,9 +149,9 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-# object → field → name of an object, name of a type, "-" or "!"
+# name of an object → name of a field → name of an object or a type, "-" or "!"
 TABLES: dict[str, dict[str, str]] = {}
-TYPES: dict[str, dict[str, str]] = {}  # object → field → type
+TYPES: dict[str, dict[str, str]] = {}  # name of an object → name of a field → type of the field
 REQUIRED: dict[str, list[str]] = {}
 for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
@@ -218,8 +218,8 @@ def _check_map(value: object) -> str:
 
 
 def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule for an integer. With `text`, the rule is for a Kubernetes IntOrString, which
-    may contain tags."""
+    """Return the rule for an integer. With `text`, the rule is for Kubernetes' type IntOrString,
+    whose text may contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:

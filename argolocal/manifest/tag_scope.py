@@ -48,8 +48,8 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow. `=NAME` has a value only in
-    expressions.
+    """Return the tags that have a value everywhere in the workflow. A name that starts with `=` has
+    a value only in expressions.
 
     `metadata`: labels and annotations of the workflow that are not in its spec. Source:
     validate.go, Workflow and newTemplateValidationCtx."""
@@ -112,7 +112,8 @@ def declared_tags(direction: str, template: Data) -> set[str]:
 
 
 def path_tags(template: Data) -> set[str]:
-    """Return the tags of the paths of a pod's inputs and outputs."""
+    """Return the tags that stand for the paths of a pod's inputs and outputs, such as
+    inputs.artifacts.x.path."""
     inputs = declared_artifacts("inputs", template)
     return {f"{name}.path" for name in inputs | declared_tags("outputs", template)}
 
@@ -125,8 +126,8 @@ def declared_artifacts(direction: str, template: Data) -> set[str]:
 
 
 class TagSet:
-    """A set of tags that have a value. In an expression (`=a`), the map `a` has a value if `a.b`
-    has one."""
+    """A set of tags that have a value. In an expression (written `=a`), the map `a` has a value if
+    its member `a.b` has one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -147,7 +148,8 @@ class TagSet:
 
 
 class LoopItemTags(TagSet):
-    """The tags of a loop's item. With withItems, a tag must exist in one of the items.
+    """The tags of a loop's item. For withItems, a tag has a value if at least one item has this
+    member.
 
     Source: Argo's addItemsToScope.
     """
@@ -272,7 +274,8 @@ class Scope:
         return self.nodes is not None and node in self.nodes.tasks and self.is_done(node)
 
     def _split_node_tag(self, tag: str) -> tuple[Nodes | None, str, str]:
-        """Split `tag` into the nodes, the name of the node, and the node's tag."""
+        """Split the tag of a task or step into the `Nodes` object, the name of the task or step,
+        and the rest of the tag."""
         head, _, path = tag.partition(".")
         node, _, node_tag = path.partition(".")
         if self.nodes and head == self.nodes.kind:

@@ -7,7 +7,7 @@ each kind.
 
 from dataclasses import dataclass
 
-JOB_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds
+JOB_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,14 @@ class JobKind:
     container_name: str  # name of the training container of each pod
     roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
-    # the first of these roles that a job has decides the result of the job; default: the workers
+    # the first of these roles that exists in a job decides whether the job succeeds; default: the
+    # workers
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
     restart_policy: str = "Never"
-    requires_container_name: bool = True  # the operator rejects a container with another name
+    # True if the operator requires the training container to have `container_name`
+    requires_container_name: bool = True
 
 
 JOBS = {

@@ -1,5 +1,5 @@
-"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks
-required fields.
+"""Types of Argo's objects, which are plain data. The fields of these objects are listed in
+schema.py, which also checks required fields.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 Manifest = Mapping[str, Any]  # any Kubernetes object
-Find = Callable[[str, str], Manifest | None]  # returns the object with a kind and a name
+# function that returns the object with a given kind and name, or None
+Find = Callable[[str, str], Manifest | None]
 Data = Mapping[str, Any]  # a part of a manifest that is only read
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template

@@ -24,8 +24,8 @@ def mounts(template: Data) -> list[dict[str, Any]]:
 
 
 def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
-    """Return the volumes that a template mounts, out of the template's volumes, the workflow's
-    volumes and its claims."""
+    """Return those volumes of the template, the workflow and its volume claims that the template
+    mounts."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
     volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
     return [

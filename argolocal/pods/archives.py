@@ -4,10 +4,10 @@
 enough: it does not exist before Python 3.11.4, long chains of links bypass it in later versions
 (CVE-2025-4517), and it does not limit sizes. This module writes files and directories first, when
 no link exists that a write could follow. Then it creates the links whose targets stay inside the
-directory. It limits the disk space, the number of entries and the size of a header.
+directory. This module also limits the disk space, the number of entries and the size of a header.
 
-Sources: Argo's executor.go (untar) decides which entries are dropped or rejected; CVE-2025-8194 is
-about negative sizes.
+Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194,
+for entries with a negative size.
 """
 
 import io
@@ -32,16 +32,16 @@ from argolocal.pods.tarballs import (
     open_tar,
 )
 
-MAX_ENTRIES = 100_000  # number of files, directories and links in an archive
-# unpacked size of the part of a tarball whose entries are counted at a time
+MAX_ENTRIES = 100_000  # maximum number of files, directories and links in an archive
+# a tarball's entries are counted in parts of this unpacked size, in bytes
 COUNTED_BYTES = 128 << 20
 # number of entries that are written before the entries of the next part are counted
 UNCOUNTED_ENTRIES = 1000
-MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
-MAX_RECORDS = 100  # number of global header records
-MAX_DEPTH = 200  # number of nested directories
-MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
-BLOCK_BYTES = 4096  # disk space of an empty file or a directory
+MAX_DISK_SHARE = 0.9  # maximum share of the free disk space that an unpacked archive may occupy
+MAX_RECORDS = 100  # maximum number of records in the global headers of a tarball
+MAX_DEPTH = 200  # maximum depth of nested directories
+MAX_DIRECTORY_BYTES = 256 << 20  # maximum size in bytes of a zip's central directory
+BLOCK_BYTES = 4096  # bytes of disk space that an empty file or a directory counts as
 # exceptions that tarfile and zipfile raise for invalid archives (RuntimeError: the archive is
 # encrypted or nested too deep)
 INVALID_ARCHIVE_ERRORS = (
@@ -84,7 +84,8 @@ class _CountingZipFile(io.BufferedReader):
 
 
 class _Budget:
-    """The number of bytes and entries that the archive `name` may still write below a directory."""
+    """The number of bytes and entries that may still be unpacked from the archive `name` into a
+    directory."""
 
     def __init__(self, name: str, directory: Path, entries: int, share: float) -> None:
         self.name = name
@@ -95,7 +96,7 @@ class _Budget:
         self.bytes = self.max_bytes
 
     def take(self, size: int) -> None:
-        """Count another entry of `size` bytes. Raises ArchiveError."""
+        """Subtract another entry of `size` bytes from the budget. Raises ArchiveError."""
         self.entries -= 1
         self.bytes -= max(size, BLOCK_BYTES)
         if self.entries < 0:
@@ -187,7 +188,8 @@ def _check_zip(file: _CountingZipFile, entries: list[zipfile.ZipInfo], budget: "
 
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
-        # Go supports only these methods; other methods could use unlimited memory
+        # Go supports only these compression methods; unpacking other methods could use unlimited
+        # memory
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(
                 f"{entry.filename} is neither stored nor deflated: pack it with one of these"
@@ -207,13 +209,13 @@ class _EntryCounter:
     """Counts the entries of the next part of a tarball before they are written, since a tarball
     with too many entries should fail before its files are written, which is slow.
 
-    A part that consists of large files is not decompressed twice.
+    A part that consists of large files is not counted, so it is not decompressed twice.
     """
 
     def __init__(self, name: str, max_entries: int) -> None:
         self.name = name
         self.max_entries = max_entries
-        # end of the part that was counted last
+        # position of the end of the part that was counted last
         self.end = -1
         self.uncounted_entries = UNCOUNTED_ENTRIES
 
@@ -274,8 +276,8 @@ def _check_sparse(member: Any, stored_bytes: int) -> None:
 
 @contextmanager
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
-    """Yield an empty directory. Afterwards, move its only entry, or the directory itself, to
-    `path`.
+    """Yield an empty directory. At the end of the `with` block, move the directory's only entry, or
+    else the directory itself, to `path`.
 
     After a failure, the directory is deleted.
     """
@@ -299,7 +301,7 @@ class _Tree:
     def __init__(self, root: Path, budget: _Budget) -> None:
         self.root = root
         self.budget = budget
-        # path of a link → its name in the archive, its target
+        # path of a link → (its name in the archive, its target)
         self.links: dict[tuple[str, ...], tuple[str, str]] = {}
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -366,8 +368,8 @@ class _Tree:
 
 
 def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> bool:
-    """Return True if the kernel never leaves the directory `path[0]` when it follows the link at
-    `path`."""
+    """Return True if the link at `path` never leads outside of the directory `path[0]` when the
+    kernel resolves it."""
     directory = list(path[:-1])
     remaining_names = links[path].split("/")[::-1]
 
@@ -398,5 +400,6 @@ def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> b
         else:
             return bool(directory)
 
-    # The links form a loop. A program that resolves paths itself may leave the directory.
+    # The links form a loop: the kernel reports an error, but a program that resolves paths itself
+    # may leave the directory.
     return False

@@ -41,7 +41,7 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    # without a location, the artifact is the output of a skipped step
+    # an artifact without a location is the output of a skipped step
     if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
             return
@@ -53,7 +53,8 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
 
     if artifact.get("raw"):
         downloaded_file.write_text(artifact["raw"]["data"])
-        downloaded_file.chmod(0o666)  # Argo's executor runs without a umask
+        # everyone may write the file, because Argo's executor runs without a umask
+        downloaded_file.chmod(0o666)
     elif artifact.get("http"):
         _download(artifact, downloaded_file)
     else:
@@ -61,7 +62,7 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                # the kubelet would create this directory as a mount point
+                # on a cluster, the kubelet would create this directory as a mount point
                 path.mkdir(exist_ok=True)
                 return
 
@@ -87,7 +88,7 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
 def _download(artifact: dict[str, Any], target: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
-    # Go's client ignores a Host header
+    # drop a Host header, because Go's HTTP client ignores it
     headers = [header for header in headers if header[0].lower() != "host"]
     message = f"artifact {artifact['name']} failed to load"
 
@@ -100,7 +101,7 @@ def _download(artifact: dict[str, Any], target: Path) -> None:
             max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free)
             with target.open("wb") as file:
                 web.copy(response, file, max_bytes)
-    except (web.WebError, OSError) as error:  # OSError: the file cannot be written
+    except (web.WebError, OSError) as error:  # an OSError means that the file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
 
@@ -145,7 +146,7 @@ def save(
         file = folder / f".{artifact['name']}.tgz"
 
         requested_level = (archive.get("tar") or {}).get("compressionLevel")
-        # as in Argo, an invalid level is ignored; `check` rejects it for files in volumes
+        # as in Argo, an invalid gzip level is ignored; `check` rejects it for files in volumes
         if isinstance(requested_level, int) and requested_level in range(10):
             level = requested_level
         else:
@@ -177,8 +178,8 @@ def save(
 
 
 def _find_failing_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """Return the system call that would fail in Argo's executor, or "". The executor expects a file
-    to zip under the artifact's name."""
+    """Return the system call that would fail in Argo's executor, or "". Argo's executor expects a
+    file that it zips to have the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -325,7 +326,7 @@ def remove_directory(root: Path) -> None:
 
     try:
         shutil.rmtree(root, onerror=on_error)
-    except PermissionError:  # a directory is read-only, as in Go's module cache
+    except PermissionError:  # the tree contains a read-only directory, as in Go's module cache
         os.chmod(root, 0o700)
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
-IMAGES_FILE = "images.yaml"  # in the home: the table of the user's images
+# name of the file in the home that contains the table of the user's images
+IMAGES_FILE = "images.yaml"
 # image whose programs exist on every machine → CMD of its Dockerfile
 BASE_IMAGES = {
     "python": ("python3",),
@@ -24,8 +25,9 @@ BASE_IMAGES = {
 class Image:
     """An image on this machine.
 
-    `python`: interpreter for the command `python`. `env`: environment variables of the image.
-    `command`, `args` and `directory`: ENTRYPOINT, CMD and WORKDIR of the image.
+    `python`: Python interpreter that runs when the container calls `python`. `env`: environment
+    variables of the image. `command`, `args` and `directory`: ENTRYPOINT, CMD and WORKDIR of the
+    image.
     """
 
     python: str = sys.executable

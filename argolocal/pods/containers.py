@@ -51,8 +51,8 @@ def check(template: Data, where: str, cluster: Cluster) -> None:
 
 
 def check_names(template: Data, pod: str) -> None:
-    """Raise ConfigError for a name in a pod that the API server rejects. Called when the pod
-    starts, because names may contain tags."""
+    """Raise ConfigError for a name in a pod that the API server rejects. Names are checked when the
+    pod starts, because they may contain tags before."""
     where = f'Pod "{pod}" is invalid'
     for path, container in containers_of(template):
         if "name" in container:

@@ -153,7 +153,7 @@ class Executor:
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(key.data[0]):  # not if an error has just ended the pod
+            elif pod := self.running.get(key.data[0]):  # an error may just have ended the pod
                 with self._end_node_on_error(pod.action.id):
                     self._on_exit(pod, key.data[1])
 
@@ -165,7 +165,7 @@ class Executor:
                     callback(pod, future)
 
         self._enforce()
-        self.cluster.poll()  # restarts services that died
+        self.cluster.poll()  # restart services of the cluster that died
         self.events += self.resources.poll()
         events = self.events
         self.events = []
@@ -215,7 +215,7 @@ class Executor:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
 
-                # kills the remaining processes of the pod
+                # kill the remaining processes of the pod
                 signal_group(pod.process.pid, signal.SIGKILL)
 
             for name in list(pod.descriptors):
@@ -233,7 +233,7 @@ class Executor:
 
     @property
     def deadline(self) -> float | None:
-        """Time of the next deadline or retry that `wait` must enforce."""
+        """Time until which `wait` may sleep: the next deadline or retry."""
         times: list[float | None] = []
         for pod in self.running.values():
             times.append(pod.kill_at or pod.action.deadline)
@@ -293,8 +293,8 @@ class Executor:
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """Run slow `work` in a daemon thread, which does not delay Ctrl-C. Then call `callback` in
-        the event loop."""
+        """Run slow `work` in a daemon thread, which does not delay Ctrl-C. When the work is done,
+        call `callback` in the event loop."""
         future = Future[Any]()
         pod.work = future, callback
 
@@ -307,7 +307,8 @@ class Executor:
         self.threads[-1].start()
 
     def _store(self, s3: dict[str, Any]) -> ObjectStore:
-        with self.store_lock:  # the first call may import boto3 and start a service
+        # one thread at a time, because the first call may import boto3 and start a service
+        with self.store_lock:
             return self.cluster.store(s3)
 
     def _on_loaded(self, pod: PodRun, future: Future[Any]) -> None:
@@ -387,8 +388,8 @@ class Executor:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod whose container cannot start. As in Argo, only a main container that cannot
-        start has an exit code."""
+        """End a pod whose container cannot start. As in Argo, the node has an exit code only if the
+        container that cannot start is the main container."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -505,7 +506,8 @@ class Executor:
         self.files.append({"pods": dict.fromkeys(keys)})
         # append the event before the clean-up, whose failure must not change the result of the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
-        artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay on disk
+        # delete the volumes, because files of Secrets must not stay on disk
+        artifacts.remove_directory(pod.volumes_folder)
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
         elif pod.kill_reason is None:
@@ -515,6 +517,6 @@ class Executor:
 def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         future.set_result(work())
-    except BaseException as error:  # `future.result` raises it in the event loop
+    except BaseException as error:  # `future.result` raises this exception again in the event loop
         future.set_exception(error)
     return future

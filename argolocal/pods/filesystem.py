@@ -3,15 +3,15 @@ directories.
 
 A pod sees all files of the machine, except that /tmp and the directories of files that the manifest
 declares are private. The path /tmp/out.txt is a different file in each pod: the file tmp/out.txt
-below the pod's root directory on the machine. In a system directory, only the declared path is
-private.
+below the pod's root directory on the machine. Of a system directory such as /usr, only the declared
+path is private.
 
 As in a container, writes and deletions outside of the private directories never reach the machine:
 they go to an overlay (overlayfs, in memory) that is deleted with the pod. The pod can only read
 where an overlay is impossible: on some kernels, and on file systems mounted below the overlay. If
 the user is root and the kernel allows it, one overlay covers all files of the machine, and outputs
-behind links are read from it. Otherwise each directory of / has a separate overlay. /dev/shm is
-shared with the machine unless a volume is mounted there.
+behind links are read from it. Otherwise, each top-level directory has an overlay of its own.
+/dev/shm is shared with the machine unless a volume is mounted there.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ REMOUNT = 32
 BIND = 4096
 REC = 16384
 PRIVATE = 1 << 18
-LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep these flags
+LOCKED_FLAGS = 2 | 4 | 8  # mount flags that a remount must keep: nosuid, nodev and noexec
 DETACH = 2
 MAX_LINKS = 40  # the kernel follows at most 40 links
 # the system call mount_setattr of Linux 5.12
@@ -68,7 +68,8 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 def path_in_root(root: Path, path: str) -> Path:
     """Return the file on this machine that a pod with the directory `root` sees at `path`."""
     parts = Path(os.path.normpath(path)).parts[1:]
-    if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:  # /bin may be a link
+    # the directory, for example /bin, may be a link
+    if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:
         path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
     return root / os.path.normpath(path).lstrip("/")
 
@@ -165,7 +166,7 @@ class View:
         """Return the file on this machine for a pod's `path`, of which only the last part may be a
         link.
 
-        With `must_exist`, raises OSError for a file of the machine that is not in an overlay.
+        With `must_exist`, raises OSError for a file of the machine that no overlay covers.
         """
         for source, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
@@ -193,14 +194,14 @@ class View:
         return path
 
     def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function for the new process to call, which only makes
-        system calls.
+        """Prepare the directories. Return a function that the new process must call; the function
+        only makes system calls.
 
         `paths_to_keep`: paths that must stay visible. Raises OSError.
         """
         root = self.root
         kept_paths = self._make_mount_points(paths_to_keep)
-        # the mount points must exist before `_has_own_top_levels`
+        # `_has_own_top_levels` needs the mount points, so they are created first
         covers_machine = _root_overlay_supported() and self._has_own_top_levels()
         scratch = root / ".layers"
         machine_mount_points = _mount_points()
@@ -219,7 +220,9 @@ class View:
                 for top in tops
                 if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points
             ]
-        else:  # `root` is the view: it has the private files and the mounts of the machine
+        # `root` itself becomes the view, since it contains the private files and the machine's
+        # mounts
+        else:
             view = root
             separate_mounts = [*_make_root_mount_points(tops, root, self.declared_paths)]
 
@@ -240,7 +243,7 @@ class View:
 
         def mirror(paths: list[Path]) -> None:
             for path in paths:
-                with contextlib.suppress(OSError):  # a mount may disappear at any time
+                with contextlib.suppress(OSError):  # another process may remove a mount at any time
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
@@ -271,7 +274,7 @@ class View:
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                # the overlays use the tmpfs
+                # the overlays still use the tmpfs after this unmount
                 _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")
 
             os.chroot(view)
@@ -291,7 +294,8 @@ class View:
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Return True if every private file is in a private top-level directory."""
+        """Return True if each private file is below a top-level directory that is private to the
+        pod."""
         tops = [(_top_level(path), path) for path in self.declared_paths]
         return all(
             top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir())
@@ -299,15 +303,17 @@ class View:
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and their mount points. Return the machine's paths that the
-        pod must see although they are below a private directory, which would hide them: they are
-        mounted there."""
+        """Make the private directories and their mount points. Return the machine's paths that a
+        private directory would hide, although the pod must see them: the caller mounts them
+        there."""
         home = Path(os.environ.get("HOME", "/"))
-        # a file directly below / does not need a directory
+        # top-level directories of the declared paths; a file directly below / does not need a
+        # directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
 
         for name in self.private_top_levels:
-            if (self.root / name).is_symlink():  # from an earlier attempt of this pod
+            # the link is left from an earlier attempt of this pod
+            if (self.root / name).is_symlink():
                 (self.root / name).unlink()
 
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:

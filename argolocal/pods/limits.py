@@ -30,7 +30,7 @@ from argolocal.pods.filesystem import succeeds_in_child
 # a `limits` field in JSON or YAML
 LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
 CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
-# file that not all kernels have → content to write ("": the limit)
+# cgroup file that some kernels lack → content to write ("" stands for the memory limit)
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",
@@ -68,7 +68,7 @@ class MemoryCgroup:
                 if count_oom_kills(events):
                     self.limit_exceeded = True
                 self.folder.rmdir()
-            except FileNotFoundError:  # `rmdir` has removed the cgroup
+            except FileNotFoundError:  # the previous `rmdir` has removed the cgroup
                 return
             except OSError:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -120,8 +120,8 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups and the cgroup version, or None. Child processes test the
-    folders once."""
+    """Return the folder for new cgroups and the cgroup version, or None. Child processes test, only
+    once, whether the folders allow new cgroups."""
     for folder, version in _candidate_cgroups():
         _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):

@@ -27,7 +27,8 @@ READER_LOCK = threading.Lock()
 
 
 class LogPipe:
-    """Copies the output of one process to `log`, and its stdout also to the file `copy`.
+    """Copies stdout and stderr of one process to the file `log`, and stdout also to the file
+    `copy`.
 
     `out` and `err`: write ends of the pipes, which the end of the `with` block closes.
     `error`: reason why the log is incomplete.
@@ -67,7 +68,8 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk. Return its size, 0 at the end, or -1 if no data is available."""
+        """Copy at most one chunk. Return the size of the chunk, 0 at the end of the pipe, or -1 if
+        no data is available yet."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
@@ -78,7 +80,7 @@ class LogPipe:
                 remaining_bytes = memoryview(chunk)
                 while remaining_bytes:
                     remaining_bytes = remaining_bytes[file.write(remaining_bytes) or 0 :]
-        except OSError as error:  # a full disk does not stop the process, as with containers
+        except OSError as error:  # as in a container runtime, a full disk does not stop the process
             self.error = error
 
         return len(chunk)
@@ -109,7 +111,8 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Copy all output and close the pipes. Several threads may call this method."""
+        """Copy all output and close the pipes. Several threads may call this method at the same
+        time."""
         with self.lock:
             for read_end in [
                 read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe
@@ -145,6 +148,6 @@ def _create_reader() -> _Reader:
         maximum = MAX_OPEN_FILES
     else:
         maximum = min(MAX_OPEN_FILES, hard)
-    if 0 <= soft < maximum:  # each pod needs a few file descriptors
+    if 0 <= soft < maximum:  # raise the limit, because each pod needs a few file descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

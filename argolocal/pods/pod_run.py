@@ -55,7 +55,7 @@ class PodRun:
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
     # working directory of the main container; relative output paths start here
     working_directory: str = "/"
-    # replaces $(NAME) in a text by the value of the main container's variable
+    # function that replaces $(NAME) in a text by the value of this variable of the main container
     expand: Callable[[str], str] = str
     kill_reason: str | None = None
     kill_at: float | None = None
@@ -146,7 +146,7 @@ class PodRun:
         )
 
     def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
-        """Return a container of this pod."""
+        """Return the ContainerRun of a container of this pod."""
         return ContainerRun(self.action.pod, container, self.root, self.log, namespace=namespace)
 
     def create_volumes(self, cluster: Cluster, workflow: dict[str, Any]) -> None:
@@ -164,9 +164,10 @@ class PodRun:
         )
 
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
-        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError,
+        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError or
         ValueError."""
-        # the check before the run cannot check images that come from parameters
+        # check the image again, because the check before the run does not know images that come
+        # from parameters
         containers.check_images(self.template, self.action.pod, cluster)
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
@@ -199,7 +200,7 @@ class PodRun:
     def host_path(self, path: str, keep_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.
 
-        With `keep_final_link`, do not follow a link in the last component.
+        With `keep_final_link`, if the last component of the path is a link, it is not followed.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
@@ -288,7 +289,8 @@ class PodRun:
 
         try:
             file = self.host_path(source["path"])
-            if not file.is_file():  # reading a pipe would block
+            # only regular files are read, because reading a pipe would block
+            if not file.is_file():
                 raise FileNotFoundError(file)
 
             text = file.read_bytes().decode(errors="replace")

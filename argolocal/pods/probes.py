@@ -67,7 +67,8 @@ class Probe:
 
         def answer() -> None:
             passed = self.answers(ip)
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
+            # the event loop may have ended before the answer
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: result.done() or result.set_result(passed))
 
         threading.Thread(target=answer, name="probe", daemon=True).start()

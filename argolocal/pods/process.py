@@ -3,9 +3,9 @@ manifest.
 
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
-The process dies with its parent. This module runs container and script templates, and the pods of
-jobs and Deployments. `root` is the root directory of the pod, and `private_paths` are its private
-paths in addition to its volumes (see filesystem.py).
+The kernel kills the process when its parent dies. This module runs container and script templates,
+and the pods of jobs and Deployments. `root` is the root directory of the pod, and `private_paths`
+are its private paths in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -38,7 +38,7 @@ class StartError(OSError):
 @dataclass(frozen=True)
 class Origin:
     """The Python interpreter and import path of the command that applied a pod. The pod uses the
-    same ones (see Cluster.path)."""
+    same interpreter and import path (see Cluster.path)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -68,7 +68,8 @@ class ContainerRun:
     origin: Origin | None = None  # default: interpreter and import path of this process
 
 
-MAX_HOSTNAME = 63  # the kubelet cuts the name of a pod to this number of characters
+# maximum length of a host name: the kubelet cuts the pod's name to this number of characters
+MAX_HOSTNAME = 63
 MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
@@ -243,7 +244,7 @@ def _paths_with_working_directory(run: ContainerRun, directory: str) -> tuple[st
     """Return the private paths, including a missing working directory, which container runtimes
     would create.
 
-    Raises StartError, and ConfigError if pods cannot have private directories.
+    Raises StartError, or ConfigError if this system does not allow private directories.
     """
     if not directory.startswith("/"):
         raise StartError(f"the working directory {directory!r} is not an absolute path")

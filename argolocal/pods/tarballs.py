@@ -9,12 +9,14 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
-MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
+# maximum size of all headers of one entry, in bytes (a path has at most 4096)
+MAX_HEADER_BYTES = 32 << 10
 MAX_SMALL_MEMBERS = 10_000  # maximum number of small gzip members
-SMALL_MEMBER_BYTES = 1024  # a member is small if it is smaller than this, packed plus unpacked
-CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
+# a gzip member is small if its packed and unpacked sizes add up to less than this number of bytes
+SMALL_MEMBER_BYTES = 1024
+CHUNK_BYTES = 128 << 10  # number of bytes per read of the file
 
-# fields of a header
+# positions of the fields in a header of 512 bytes
 SIZE = slice(124, 136)
 CHECKSUM = slice(148, 156)
 TYPE = slice(156, 157)
@@ -26,13 +28,14 @@ class Entry(tarfile.TarInfo):
     """An entry of a tar whose size must not be negative."""
 
     def _block(self, count: int) -> int:
-        if count < 0:  # without this check, tarfile would read the same headers for ever
+        if count < 0:  # a negative count would make tarfile read the same headers for ever
             raise tarfile.ReadError(f"it has an entry of {count} bytes")
         return super()._block(count)  # type: ignore[misc]
 
 
 class CountedEntry(Entry):
-    """An entry that is only counted. For an ordinary entry, only type and size are parsed."""
+    """An entry of a tar that is counted, but not unpacked. For an ordinary entry, only type and
+    size are parsed."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -51,8 +54,8 @@ class CountedEntry(Entry):
 
 
 class GzipMembers(io.RawIOBase):
-    """The decompressed members of a gzip file. Only few members may be (almost) empty, which limits
-    the time."""
+    """The decompressed members of a gzip file. The number of small members is limited, because many
+    of them would take long to decompress."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,7 +80,8 @@ class GzipMembers(io.RawIOBase):
         while True:
             data = self.input or self.file.read(CHUNK_BYTES)
             if not self.decoder:
-                self.input = data.lstrip(b"\0")  # removes the padding between members
+                # remove the zero bytes that pad the space between members
+                self.input = data.lstrip(b"\0")
                 if not data:
                     return 0
 
@@ -117,7 +121,7 @@ class TarStream:
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)
-        self.buffered = b""  # data of a copy that precedes `file`
+        self.buffered = b""  # in a copy: bytes to read before `file`
         self.file = io.BufferedReader(self.members, CHUNK_BYTES)
         self.budget = MAX_HEADER_BYTES
         self.position = 0
@@ -144,12 +148,14 @@ class TarStream:
         return self.position
 
     def seek(self, position: int) -> None:
-        if position < self.position:  # seeking back would decompress the file again
+        # reject a position that has been passed, because seeking back would decompress the file
+        # again
+        if position < self.position:
             raise tarfile.ReadError("its parts are not in the order of their offsets")
 
         while self.position < position:
             skipped = len(self._take(min(position - self.position, CHUNK_BYTES)))
-            if not skipped:  # the end of the file
+            if not skipped:  # no more data: the end of the file is reached
                 break
             self.position += skipped
 

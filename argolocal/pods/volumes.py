@@ -1,8 +1,9 @@
 """Create the volumes of a pod as directories of this machine: emptyDir, configMap, secret,
 projected, downwardAPI and claims.
 
-A claim is a directory in the home. It outlives pods and, unless a run deletes its claims, runs.
-Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
+A claim is a directory in the home. The directory of a claim outlives pods, and also runs, unless
+the run deletes its claims. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs;
+Kubernetes' volume plugins.
 """
 
 import os

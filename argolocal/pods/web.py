@@ -3,8 +3,8 @@
     with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
 After a redirection to a host that is neither the first host nor its subdomain, LOGIN_HEADERS are
-not sent any more. Ports do not matter. Source: Go's net/http/client.go (redirectBehavior,
-makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+not sent any more. The ports of the hosts are not compared. Source: Go's net/http/client.go
+(redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -35,8 +35,8 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request without a complete response. `url`: URL that failed, without its password. `cause`:
-    exception or text."""
+    """A request did not get a complete response. `url`: URL that failed, without its password.
+    `cause`: exception or text."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -151,7 +151,8 @@ def _send(
             "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
         }
 
-    # the default opener would also open files, follow redirections, and raise errors by status
+    # urllib's default opener would also open files, follow redirections, and raise errors for some
+    # statuses
     opener = urllib.request.OpenerDirector()
     handlers: list[Any] = [
         urllib.request.HTTPHandler(),

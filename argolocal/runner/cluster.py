@@ -41,7 +41,8 @@ STORABLE_KINDS = (
     "Secret",
     "PersistentVolumeClaim",
 )
-MAX_ADDRESSES = 1000  # number of the newest pods whose addresses are not assigned to other pods
+# the addresses of this number of the newest pods are reserved; older ones may be assigned again
+MAX_ADDRESSES = 1000
 
 
 class LocalCluster:
@@ -53,7 +54,8 @@ class LocalCluster:
     """
 
     bucket = "argolocal"  # bucket of artifacts that do not name a bucket
-    modules: tuple[str, ...] = ()  # modules that `python -m MODULE` may run here with any image
+    # modules that a container of any image may run here with `python -m MODULE`
+    modules: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -139,8 +141,8 @@ class LocalCluster:
         return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store of an artifact whose location is `s3` ({}: default). Raises
-        ConfigError, KeyError."""
+        """Return the object store for an artifact with the location `s3`; {} means the default
+        location. Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         bucket = (s3 or {}).get("bucket") or self.bucket
@@ -150,8 +152,8 @@ class LocalCluster:
         return FolderStore(folder, bucket)
 
     def address(self, pod: str) -> str:
-        """Return the loopback address of a pod. It does not change, and two pods never share an
-        address."""
+        """Return the loopback address of a pod. A pod keeps its address, and two pods never have
+        the same address."""
         homes.make(self.home)
 
         path = self.home / "addresses.json"
@@ -227,7 +229,7 @@ class LocalCluster:
 
     def down(self) -> list[str]:
         """Stop the Deployments, wait until they have ended, and return their names. Raises Busy
-        during a run."""
+        while a run is in progress."""
         from argolocal.controllers.memory_volumes import clean_up_shared_memory
 
         run_names = [run.name for run in RunFiles.all(self.home) if run.runner()]
@@ -290,8 +292,8 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, such as a copy. Delete the records
-    of processes that belong to the original.
+    """Trust a home that this user did not create at this path, such as a copy. If the home is a
+    copy, also delete its records of processes, which belong to the original home.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """

@@ -166,7 +166,7 @@ class LocalRun:
             if warn:
                 warn(str(finding))
 
-        # Argo rejects a CronWorkflow whose Workflow is invalid
+        # also check the Workflow of a CronWorkflow, because Argo rejects it if it is invalid
         if manifest["kind"] == "CronWorkflow":
             validate.check(
                 {**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}}
@@ -201,7 +201,7 @@ class LocalRun:
 
             try:
                 files.snapshot(status)
-            except DiskFull:  # the files of failed steps may have filled the disk
+            except DiskFull:  # remove the files of failed steps, which may have filled the disk
                 artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
@@ -323,8 +323,8 @@ class LocalRun:
 
 
 def _create_files(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
-    """Create the run on disk. The name of a CronWorkflow's run ends with its time in seconds, or,
-    if such a run exists, the next unused second. Raises ConfigError."""
+    """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled unix time
+    or, if such a run exists, with the next second that is not used. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:

@@ -28,7 +28,7 @@ Status = dict[str, Any]
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-MAX_FILE_BYTES = 4 << 30  # larger files of a run are rejected
+MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 # exceptions that reading data of an unexpected structure raises
 STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
@@ -47,7 +47,7 @@ NODE_TEXT_FIELDS = (
 NODE_OBJECT_FIELDS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
-LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
+LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum seconds to wait until a dead runner's lock is released
 
 
 class StateError(ArgolocalError):
@@ -73,9 +73,9 @@ class RunFiles:
         self.root = self.home / "runs" / name
         self.logs = self.root / "logs"
         self.pods = self.root / "pods"
-        # file with the suspended nodes to resume and their values
+        # path of the file that names the suspended nodes to resume, with values for their outputs
         self.resume_request = self.root / "asked"
-        self.journal = -1  # file descriptors; -1: closed
+        self.journal = -1  # file descriptors of the lock and the journal; -1: closed
         self.lock_descriptor = -1
 
     @classmethod
@@ -118,7 +118,7 @@ class RunFiles:
             raise
 
     def snapshot(self, status: Status) -> None:
-        """Start a new journal with all of `status` and no pods."""
+        """Start a new journal whose first line contains the entire `status` and no pods."""
         status_fields = {key: value for key, value in status.items() if key != "nodes"}
         entry = {"status": status_fields, "nodes": status["nodes"]}
         try:
@@ -237,7 +237,7 @@ class RunFiles:
 
         while not _try_lock(self.lock_descriptor):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
-            # a child process of a killed runner holds the lock until it calls exec
+            # a child process that a killed runner was starting holds the lock until it calls exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
@@ -278,7 +278,7 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full: a full disk explains any other error."""
+        """Raise DiskFull if the disk is almost full, because this explains any other error."""
         disk = os.statvfs(self.root)
         free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
@@ -347,7 +347,8 @@ def _check_types(node: dict[str, Any]) -> None:
 
 
 def _check_pods(pods: dict[str, list[int]]) -> None:
-    """Raise an exception of STRUCTURE_ERRORS for records of processes that are not numbers."""
+    """Raise an exception of STRUCTURE_ERRORS if a record of a process does not consist of
+    numbers."""
     for record in pods.values():
         if record and not all(isinstance(number, int) for number in record):
             raise TypeError("the record of a process")
@@ -366,8 +367,8 @@ def _encode_line(entry: dict[str, Any]) -> str:
 
 
 def write_error(error: OSError, root: Path) -> StateError:
-    """Return an error with the reason why the state of a run cannot be written to `root`, and the
-    remedy."""
+    """Return an error that names the remedy and the reason why the state of a run cannot be written
+    to `root`."""
     if error.errno in DISK_FULL:
         if (root / MANIFEST_FILE).exists():
             remedy = (
@@ -389,8 +390,8 @@ def write_error(error: OSError, root: Path) -> StateError:
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """Return the status from which a run whose runner died continues: running nodes start again at
-    `now` (RFC 3339).
+    """Return the status from which a run continues after its runner died; running nodes start again
+    at the time `now` (RFC 3339).
 
     The group of a daemon is set to Running again, so that its dependents wait until the daemon has
     restarted.

@@ -37,11 +37,12 @@ class SharedLocks:
     def __init__(self, cluster: Cluster) -> None:
         self.configmap = cluster.configmap
         self.home = cluster.home
-        self.held_locks: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
+        # caller → name of a lock → file descriptor of the slot that the caller holds
+        self.held_locks: dict[str, dict[str, int]] = {}
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquire all locks or none. Return the first unavailable lock and Argo's message about it,
-        or two empty strings."""
+        """Acquire all locks or none. Return the name of the first unavailable lock and Argo's
+        message about it, or two empty strings."""
         held_locks = self.held_locks.setdefault(caller, {})
         earlier_locks = set(held_locks)
         for name, limit in locks:

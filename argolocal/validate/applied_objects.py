@@ -55,7 +55,7 @@ REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
     "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
 }
 NAME_RULE = "begin with a letter and have at most {} lower-case letters, digits and dashes"
-# kind → maximum length of the name, pattern of the name, and reason for this rule
+# kind → (maximum length of the name, pattern of the name, reason for this rule)
 NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
     **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service has this name")),
@@ -66,7 +66,8 @@ NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
 
 
 def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """Check a resource template. `workflow_name` is an example name with the final length."""
+    """Check a resource template. `workflow_name` is an example of the workflow's name that has its
+    final length."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
         message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
@@ -147,7 +148,7 @@ def check(findings: Findings, path: str, obj: Data) -> None:
         labels = (_get_nested(obj, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get(
             "labels"
         ) or {}
-        # a training worker does not serve requests
+        # workers of a training do not serve requests, so they need no probes
         if kind in SERVER_KINDS and REPLICA_TYPE not in labels:
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
 
@@ -187,7 +188,7 @@ def _check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool 
 
 
 def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a JobSet. Source: JobSet 0.12, JobSetSpec and its webhook, which adds a missing
+    """Check a JobSet. Source: JobSetSpec and the webhook of JobSet 0.12, which adds a missing
     restartPolicy."""
     jobs = spec.get("replicatedJobs") or []
 
@@ -283,8 +284,8 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _parse_manifest(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. JSON is parsed as JSON, which is faster than as YAML, even
-    if its tags have no quotes."""
+    """Return the objects in a manifest. A JSON manifest is parsed as JSON, even if its tags have no
+    quotes, because parsing it as YAML would be slower."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:

@@ -37,8 +37,8 @@ VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # fields of valueFrom 
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
-    """Check `arguments`. With `allow_later`, values may be missing, because -p may set them
-    later."""
+    """Check `arguments`. With `allow_later`, values may be missing, because the option -p may set
+    them."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -120,8 +120,8 @@ def check_inputs(
 
 
 def check_outputs(findings: Findings, path: str, outputs: Data, template_type: str) -> None:
-    """Check that each output parameter has exactly one source, which this type of template
-    supports."""
+    """Check that each output parameter has exactly one source of its value, and that this type of
+    template supports the source."""
     allowed_sources = OUTPUT_SOURCES.get(template_type, PARAMETER_SOURCES)
 
     for kind in ("parameters", "artifacts"):
@@ -157,8 +157,8 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout whose value comes from arguments has a unit, because Argo substitutes
-    known values before it checks the timeout."""
+    """Check that a timeout whose value comes from arguments has a unit: Argo checks it after it has
+    substituted the known values."""
     values: dict[str, str] = {}
 
     inputs = template.get("inputs") or {}

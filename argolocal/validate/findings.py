@@ -12,7 +12,8 @@ MAX_NAMES = 6  # maximum number of names in a hint
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a manifest. Its message names the remedy. A `fatal` problem prevents the run."""
+    """A problem of a manifest. The message of a finding names the remedy. A `fatal` problem
+    prevents the run."""
 
     file: str
     path: str
@@ -22,13 +23,13 @@ class Finding:
 
     def __str__(self) -> str:
         text = f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
-        # a value with a line break must not look like another finding
+        # escape line breaks, so that a value with a line break does not look like another finding
         return one_line(text)
 
 
 class Findings:
-    """Collects findings in order and without duplicates. A problem of an image is one finding, even
-    if many containers use the image."""
+    """Collects findings in order and without duplicates. A problem of an image is reported once,
+    even if many containers use the image."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file

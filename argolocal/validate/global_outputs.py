@@ -1,5 +1,5 @@
-"""The scope of `workflow.outputs`. Argo's validation visits all templates from the entrypoint, and
-collects global outputs on the way.
+"""Determine where in a workflow each tag `workflow.outputs.*` is known. Argo's validation visits
+all templates from the entrypoint, and collects global outputs on the way.
 
     outputs = GlobalOutputs(templates, ["main", "exit"])
     outputs.tags_at(step)
@@ -17,7 +17,7 @@ from argolocal.manifest.tag_scope import TagSet, global_outputs
 from argolocal.manifest.types import Data
 
 ANY_OUTPUT = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
-MISSING_TEMPLATE: Data = {}  # used in place of a template that is not in the manifest
+MISSING_TEMPLATE: Data = {}  # placeholder for a template that is not in the manifest
 
 
 class GlobalOutputs:
@@ -36,7 +36,7 @@ class GlobalOutputs:
         self.all_names = TagSet(self.all_tags | self.expression_tags)
         self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
 
-        # WorkflowRules reports a missing entrypoint
+        # a missing entrypoint is skipped here, because WorkflowRules reports it
         if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:
             self._walk([templates[name] for name in roots if name in templates])
 
@@ -46,7 +46,8 @@ class GlobalOutputs:
 
     def _walk(self, roots: list[Data]) -> None:
         visits = [self._visit(template) for template in reversed(roots)]
-        # not recursive, because templates may be nested deeper than Python's stack
+        # this loop avoids recursion, because templates may be nested deeper than Python's stack
+        # allows
         while visits:
             template = next(visits[-1], None)
             if template is None:
@@ -55,7 +56,8 @@ class GlobalOutputs:
                 visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template. Yield the templates that must be visited before the visit goes on."""
+        """Visit a template. Yield each template that must be visited before this visit
+        continues."""
         if id(template) in self.names_by_id:
             return
 

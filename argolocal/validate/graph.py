@@ -20,7 +20,7 @@ TASK_RESULTS = (
     "AnySucceeded",
     "AllFailed",
 )
-# result of a loop → the corresponding result of a task without a loop
+# result of a loop in `depends` → the corresponding result of a task without a loop
 LOOP_RESULTS = {
     "AnySucceeded": "Succeeded",
     "AllFailed": "Failed",

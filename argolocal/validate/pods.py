@@ -26,7 +26,8 @@ VOCABULARY_TOKEN_NAME = re.compile(
 )
 FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-PLACEHOLDERS = ("{{", UNKNOWN, "$")  # a text that contains one of these is not the secret itself
+# a text that contains one of these placeholders is not a plain-text secret
+PLACEHOLDERS = ("{{", UNKNOWN, "$")
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -222,7 +223,8 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _login_scheme(text: str) -> str:
-    """Return the scheme of the first URL in `text` that contains a password, or ""."""
+    """Return the scheme, such as https, of the first URL in `text` that contains a password, or
+    ""."""
     schemes = (
         scheme
         for scheme, word in LOGIN_URL.findall(text)

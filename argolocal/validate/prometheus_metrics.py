@@ -1,4 +1,5 @@
-"""Check Prometheus metrics of a template: names, help and values that Argo requires.
+"""Check that the Prometheus metrics of a template have the names, help texts and values that Argo
+requires.
 
 Source: workflow/metrics/util.go.
 """

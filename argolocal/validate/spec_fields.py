@@ -13,7 +13,7 @@ from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
 from argolocal.validate.workflow_facts import WorkflowFacts
 
-# fields that Argo copies into each pod, so that inputs of the pod's template have a value
+# fields that Argo copies into each pod, so that they may use the inputs of the pod's template
 POD_FIELDS = (
     "affinity",
     "dnsConfig",
@@ -28,7 +28,7 @@ POD_FIELDS = (
     "tolerations",
     "volumes",
 )
-# fields that Argo copies into templates, so that all tags of the template have a value
+# fields that Argo copies into templates, so that they may use all tags of the template
 TEMPLATE_FIELDS = ("arguments", "hooks", "podSpecPatch", "templateDefaults")
 ITEM_TAGS = ("item", "tasks.name", "steps.name")
 

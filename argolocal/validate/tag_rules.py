@@ -12,13 +12,15 @@ from argolocal.manifest.tag_scope import Scope, find_strings
 from argolocal.validate.findings import Findings
 
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
-# first words of the tags that are substituted
+# first words of the tags that Argo substitutes, such as `inputs` in {{inputs.parameters.x}}
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # all first words of Argo's tags; other tags, such as tags of Jinja, remain in the text
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
-# an unknown first word that is at least this similar to a known one counts as its misspelling
+# if an unknown first word is at least this similar to a known one (from 0 to 1), it counts as
+# misspelt
 SIMILARITY = 0.8
-# tags of an attempt of a step; other tags with these first words remain in the text
+# tags with a value in each attempt of a step; other tags with the same first words remain in the
+# text
 ATTEMPT_TAGS = (
     "node.name",
     "retries",
@@ -53,7 +55,7 @@ class TextUse:
         if name.startswith("workflow.parameters") and not self.parameters_known:
             return False
         if tag.startswith("="):
-            # An item fails only at run time, and labels may be added when the workflow is
+            # An unknown `item` fails only at run time, and labels may be added when the workflow is
             # submitted.
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
@@ -97,7 +99,8 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
 
 
 def _correct_first_word(name: str) -> str:
-    """Return the tag that a name with a misspelt first word seems to mean, or ""."""
+    """If the first word of a name seems to be misspelt, return the tag that is probably meant, else
+    ""."""
     first_word, dot, path = name.partition(".")
     if first_word in ("node", "retries", "lastRetry"):
         if name in ATTEMPT_TAGS or not dot:

@@ -1,9 +1,10 @@
 """Warn about tasks that do not affect other tasks: a suspend that no task waits for, and outputs
 that no task reads.
 
-Argo runs such a workflow as if the task did not exist. For example, it releases a model without the
-approval, or despite a failed quality check. A task of a nested template affects the tasks that
-follow the caller of this template, so the check walks from the entrypoint into nested templates.
+Argo runs such a workflow as if it did not contain the task. For example, Argo then releases a model
+without the approval, or despite a failed quality check. A task of a nested template affects the
+tasks that follow the caller of this template, so the check walks from the entrypoint into nested
+templates.
 """
 
 import re
@@ -38,11 +39,12 @@ ARTIFACT_FIELDS = {
 
 @dataclass(frozen=True)
 class TemplateUse:
-    """A use of a template.
+    """One use of a template in the workflow.
 
-    `path`: path in findings about its tasks. `is_own`: the template belongs to the checked
-    manifest, and `path` is the template's path. `is_awaited`: a later task waits for it. `is_read`:
-    its outputs are read, or are outputs of the workflow."""
+    `path`: the path that findings about the template's tasks show. `is_own`: the template belongs
+    to the checked manifest, and `path` is the template's path. `is_awaited`: a later task waits for
+    the end of this use. `is_read`: the outputs of this use are read, or are outputs of the
+    workflow."""
 
     template: Data
     path: str
@@ -132,10 +134,10 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
 def _find_calls(
     template_uses: list[TemplateUse], path: str, templates: Mapping[str, Data]
 ) -> Iterator[Call]:
-    """Yield the calls of these uses of templates, and in the templates that they call."""
+    """Yield the calls in the templates of `template_uses`, and in the templates that these call."""
     seen: set[tuple[int, str, bool, bool]] = set()
 
-    # not recursive, because templates may be nested deeper than Python's stack
+    # this loop avoids recursion, because templates may be nested deeper than Python's stack allows
     while template_uses:
         template_use = template_uses.pop()
         identity = (
@@ -153,7 +155,8 @@ def _find_calls(
             if not call.is_group:
                 continue
 
-            # a template of another object may be correct for other callers, so report its caller
+            # a template of another object may be correct for other callers, so the finding names
+            # this caller
             is_inline = call.template.get("name") not in templates
             if is_inline:
                 own_path = f"{call.path}.inline"
@@ -216,7 +219,8 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _tasks_named_in(task: Data, except_for: str) -> set[str]:
-    """Return the tasks whose values a task reads. Its hooks may also read the task itself."""
+    """Return the tasks whose values a task reads. The task's hooks may also read values of the task
+    itself."""
     body = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
     return (_find_task_names(body) - {except_for}) | _find_task_names(hooks)
@@ -251,7 +255,7 @@ def _is_exported(output: Data) -> bool:
 
 
 def _uncalled_templates(templates: Mapping[str, Data]) -> list[str]:
-    """Return the own templates that no other own template calls."""
+    """Return the templates of this manifest that no other template of this manifest calls."""
     called = {
         str(task.get("template"))
         for template in templates.values()

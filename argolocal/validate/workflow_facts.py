@@ -38,7 +38,8 @@ class WorkflowFacts:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Scope of a referenced object → its templates, or None if the object is missing."""
+        """Prefix (scope) of a referenced object → the object's templates, or None if the object is
+        missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify_names(self.spec, "", self.root, references)
@@ -66,7 +67,7 @@ class WorkflowFacts:
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        # `stored_templates` also writes full template names into callers
+        # call `stored_templates` first, because it also writes full template names into callers
         stored = self.stored_templates.items()
         return _by_name(self.spec) | {
             f"{scope}/{name}": template
@@ -123,7 +124,7 @@ class WorkflowFacts:
 
     def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
         """Return the templates named in `queue` and all templates that they call. With `hooks`,
-        include the templates that their hooks call."""
+        include the templates that the hooks of these templates call."""
         templates: dict[str, Manifest] = {}
 
         while queue:

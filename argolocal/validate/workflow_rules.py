@@ -31,7 +31,8 @@ POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", 
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 MAX_PREFIX_LENGTH = 58  # of generateName; the API server appends five characters
-MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
+# a CronWorkflow needs a shorter name, because its workflows are called NAME-UNIXTIME
+MAX_NAME_LENGTHS = {"CronWorkflow": 52}
 OUTPUT_TAG = re.compile(
     r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)"
 )
@@ -144,7 +145,7 @@ class WorkflowRules(WorkflowFacts):
                     spec_fields.check_tags(self, key, where, text, scopes.scope(key))
 
     def merge_template_ref(self) -> bool:
-        """Merge the spec over the spec of its WorkflowTemplate. Return False if the
+        """Merge the workflow's spec over the spec of its WorkflowTemplate. Return False if the
         WorkflowTemplate is missing."""
         base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
         if not base:
@@ -256,8 +257,8 @@ class WorkflowRules(WorkflowFacts):
     def check_template(
         self, path: str, template: Manifest, task_scope: Scope | None = None
     ) -> None:
-        """Check a template; `task_scope`: for an inline template, the scope of its task, which it
-        can read, too."""
+        """Check a template; `task_scope` is the scope of the task that contains an inline template,
+        whose tags this template can also use."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
             if types:
@@ -329,8 +330,8 @@ class WorkflowRules(WorkflowFacts):
             self.check_inputs(path, template, scope)
 
     def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
-        """Check the tags in the inputs of a template. An argument replaces the value of an input
-        with its tags.
+        """Check the tags in the inputs of a template. If a caller passes an argument, it replaces
+        the value of the input, including the tags in this value.
 
         Source: ProcessArgs, validateLeaf.
         """
@@ -345,7 +346,7 @@ class WorkflowRules(WorkflowFacts):
             is_used = name in self.inputs_without_argument(template) and reads_input(template, name)
 
             for key, value in parameter.items():
-                # Argo's validation replaces the value, but not the default, by the value of an
+                # Argo's validation replaces `value`, but not `default`, by the value of an
                 # argument.
                 is_validated = not calls_others and key not in ("value", "valueFrom")
                 self.check_tags(
@@ -356,8 +357,8 @@ class WorkflowRules(WorkflowFacts):
                 )
 
     def check_pod(self, path: str, template: Manifest) -> None:
-        """Check a pod, with `templateDefaults` and the spec as defaults of the template's
-        fields."""
+        """Check a template's pod; `templateDefaults` and the spec supply the fields that the
+        template does not set."""
         defaults = self.template_defaults
         merged_template = {**defaults, **template}
 
@@ -450,7 +451,8 @@ class WorkflowRules(WorkflowFacts):
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes = Nodes("steps", all_steps, self.templates)
         input_tags = TagSet(inputs)
-        loop_items: tuple[TagSet, ...] = ()  # in Argo, the items of earlier steps stay in scope
+        # as in Argo, tags of the items of earlier steps' loops remain valid in later steps
+        loop_items: tuple[TagSet, ...] = ()
 
         for number, step in step_list:
             name = str(step.get("name"))
@@ -488,7 +490,7 @@ class WorkflowRules(WorkflowFacts):
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            # tags are checked with the stored object
+            # the tags in a template of a stored object are checked with this object
             is_stored = path.startswith(tuple(self.other_objects))
             self.check_template(f"{path}.inline", inline, None if is_stored else scope)
 
@@ -552,8 +554,8 @@ class WorkflowRules(WorkflowFacts):
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report tags of a step that Argo rejects although they would have a value. Source:
-        resolveAllVariables."""
+        """Report those tags of a step that Argo's validation rejects, although they would have a
+        value during the run. Source: resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
 
         for where, text in tag_scope.find_strings(task, path):

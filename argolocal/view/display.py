@@ -43,16 +43,16 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-# in a run with more steps than MANY_STEPS, the share of the time that reports may take
+# in a run with more than MANY_STEPS steps, the maximum share of the time that goes into reports
 MANY_STEPS = 200
 MAX_REPORT_SHARE = 1 / 30
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
-# reasons of a pending pod that are not reported
+# reasons for a pending pod that are normal, and therefore not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message for a step whose job failed; the job's logs contain the cause
 JOB_FAILED = "failure condition"
 MAX_CAUSE_LENGTH = 400
-# returns the progress of a running step, the error in the logs of a failed job, or ""
+# function that returns the progress of a running step, the error in the logs of a failed job, or ""
 ProgressOf = Callable[[Step], str]
 
 
@@ -104,7 +104,8 @@ class Lines:
     """Prints a line for each change of a step, and the progress of trainings at most every five
     seconds.
 
-    A run with many steps is reported less often, because each report examines all steps.
+    In a run with many steps, changes are printed less often, because each report examines all
+    steps.
     """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
@@ -118,7 +119,8 @@ class Lines:
         self.changed = False
         self.running: list[Step] = []
         self.last_progress = ("", 0.0)
-        self.lock = threading.RLock()  # several threads and the signal handlers print
+        # several threads and the signal handlers print lines at the same time
+        self.lock = threading.RLock()
 
     def __call__(self, status: Status) -> None:
         if not self.status:
@@ -166,7 +168,7 @@ class Lines:
                         f"{row.name} {row.phase.lower()}{duration_text}"
                         + (f": {cause}" if cause else "")
                     )
-                    # an attempt has the same warnings as its step
+                    # skip attempts, because an attempt has the same warnings as its step
                     if not row.label.startswith("("):
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
@@ -234,7 +236,8 @@ class Tree:
         self.console.print(visible(line), markup=False)
 
     def draw(self) -> Any:
-        """Draw the current tree. Columns: mark and step, duration, training progress or message."""
+        """Draw the current tree. The columns are the step with its mark, its duration, and its
+        training progress or message."""
         from rich.table import Table
         from rich.text import Text
 
@@ -300,8 +303,8 @@ class LogErrors:
 def log_line(label: str, text: str, as_json: bool) -> str:
     """Format a line of a log with its step, as text or as a JSON object.
 
-    The text of a line with carriage returns is the part that a terminal would show last, such as
-    the final state of a progress bar."""
+    For a line with carriage returns, the text is the part that a terminal would finally show, such
+    as the last state of a progress bar."""
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
     return visible(
@@ -331,7 +334,8 @@ def follow(
         matching_logs = [
             path
             for path in logs.glob("*.log")
-            # a step could replace its log by a FIFO or a device, which have no end
+            # read only regular files, because a step could replace its log by a FIFO or a device,
+            # which has no end
             if step in path.stem.removeprefix(f"{run}-") and path.is_file()
         ]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):

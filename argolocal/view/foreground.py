@@ -26,7 +26,8 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-FORCE_EXIT_AFTER_S = 3.0  # stopping a run takes longer than this only if a process hangs
+# seconds after the first signal; stopping a run takes longer only if a process hangs
+FORCE_EXIT_AFTER_S = 3.0
 TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
 
 
@@ -81,7 +82,7 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
     use."""
     if any(shape_errors(manifest)):
-        return  # LocalRun.new will reject the manifest
+        return  # skip an invalid manifest, because LocalRun.new will reject it
 
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
@@ -148,7 +149,8 @@ class Foreground:
                 }
             except ConfigError:
                 raise
-            except (ArgolocalError, OSError) as error:  # such as a full disk
+            # an error of this runner, for example a full disk
+            except (ArgolocalError, OSError) as error:
                 runner_error = str(error)
                 status = {**local.status, "phase": "Error", "message": runner_error}
 

@@ -140,8 +140,8 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
 
 
 def processes(home: Path, name: str) -> list[dict[str, Any]]:
-    """Return the live pods of a run with the pids of their first processes, whose end ends the
-    pod."""
+    """Return the live pods of a run, each with the pid of its first process; a pod ends with this
+    process."""
     files = RunFiles(home, name)
     if not files.runner():
         return []
@@ -153,7 +153,7 @@ def processes(home: Path, name: str) -> list[dict[str, Any]]:
         if id in status["nodes"]
     }
     for path in sorted((files.root / "pids").glob("*")):
-        # the file of a pod that has just ended may be gone or incomplete
+        # the record of a pod that has just ended may be deleted or incomplete
         with suppress(OSError, ValueError):
             record_of_pod[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
 
@@ -165,8 +165,8 @@ def processes(home: Path, name: str) -> list[dict[str, Any]]:
 def copy_logs(
     home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool
 ) -> str:
-    """Copy the logs of a run to `out`. With `follow`, continue until its runner exits. Return a
-    hint for an unfinished run.
+    """Copy the logs of a run to `out`. With `follow`, continue to copy new lines until the runner
+    of the run exits. Return a hint for the user if the run is not finished.
 
     If `name` is not a run, but a step of the newest run, copy the logs of this step.
     """
@@ -180,7 +180,8 @@ def copy_logs(
     name = name or find_newest(home)
     files = RunFiles(home, name)
     manifest = files.workflow()
-    step = step.removeprefix(f"{name}-")  # the user may pass the name of a pod
+    # the user may pass the name of a pod, which starts with the name of the run
+    step = step.removeprefix(f"{name}-")
 
     check_step(
         name,

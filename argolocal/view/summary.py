@@ -130,7 +130,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                     and row.phase == "Running"
                     and status.get("phase") in FINISHED
                 ):
-                    # when Argo stops a run, it does not complete a Retry node
+                    # in a stopped run, Argo does not complete the Retry node
                     last = last_attempt(status, row)
                     end = {
                         key: last[key] for key in ("phase", "finishedAt", "message") if key in last
@@ -178,8 +178,8 @@ def run_message(name: str, status: Status) -> str:
 
 
 def _with_waiting_attempt(row: Step, status: Status) -> Step:
-    """Return a retried step with the phase and message of its active attempt, which may wait for
-    its pod."""
+    """Return a retried step with the phase and message of its active attempt, for example if the
+    attempt waits for its pod."""
     last = last_attempt(status, row)
     message = str(last.get("message") or "")
     if last.get("phase") not in ("Pending", "Running") or not message:
@@ -211,7 +211,8 @@ def failed_step(rows: list[Step]) -> Step | None:
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """Return the node of a step's last attempt, or the node of a step without attempts."""
+    """Return the node of the last attempt of a step, or the step's own node if the step is not
+    retried."""
     attempts = _attempts(status, step)
     if attempts:
         return attempts[-1]
@@ -265,7 +266,7 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct warnings of all steps, each with the name of its step."""
     steps_of: dict[str, str] = {}
     for node in list(nodes):
-        # an attempt, such as prepare(0), has the warnings of its step
+        # assign the warnings of an attempt, such as prepare(0), to its step
         step_name = re.sub(
             r"\(\d+\)$",
             "",
@@ -341,7 +342,7 @@ def success(status: Status, facts: Mapping[str, str | None]) -> str:
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
-    """Return one line per fact that is not empty."""
+    """Return a line for each fact that has a value."""
     return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
 
 

@@ -16,7 +16,7 @@ from rekindle.sections import Section, parse_section
 from rekindle.step import Step, is_artifact, load
 from rekindle.workload import load as load_workload
 
-# options of Hera's Task
+# fields of Hera's Task that a block accepts as options
 TASK_OPTIONS = (
     "when",
     "with_items",
@@ -38,7 +38,7 @@ TYPE_NAMES = {
 
 
 def load_step(module: str) -> Step:
-    """Import the step `module`. Raises WiringError if that fails."""
+    """Import the step `module`. Raises WiringError if the module cannot be imported."""
     try:
         return load(module)
     except ConfigError as error:
@@ -51,8 +51,8 @@ def check_input_names(
     fields: Mapping[str, FieldInfo],
     options: Collection[str] = (),
 ) -> None:
-    """Raise WiringError for unknown or missing inputs; `options`: further names that an error may
-    suggest."""
+    """Raise WiringError for unknown or missing inputs; `options`: other valid names, which the
+    error may suggest for a misspelt one."""
     for name in sorted(values.keys() - fields.keys()):
         if name in TASK_OPTIONS:
             refuse(
@@ -100,7 +100,7 @@ def check_section(name: str, value: object, section: type[Section]) -> None:
             f" config.{name}.model_copy(update={{...}}) or a {section.__name__}."
         )
 
-    fields = set(type(value).model_fields)  # model_copy validates neither names nor values
+    fields = set(type(value).model_fields)  # model_copy has not validated these
     for unknown in vars(value).keys() - fields:
         refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
 
@@ -157,8 +157,8 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
 def validate_inputs(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]
 ) -> dict[str, Any]:
-    """Return the values that are not None. Raises WiringError if one does not have the type of its
-    input."""
+    """Return the values that are not None. Raises WiringError if a value does not have the type of
+    its input."""
     return {
         name: _validate_input(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()

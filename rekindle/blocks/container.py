@@ -34,7 +34,7 @@ RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a strategy that retries a pod while `expression` is true, also after the pod was
+    """Return a retry strategy that retries a pod while `expression` is true, even if the pod was
     evicted (Failed) or deleted (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
@@ -69,8 +69,8 @@ def retry_watcher(limit: int) -> RetryStrategy:
 def step_template(
     name: str, module: str, cluster: ClusterConfig, pod: PodConfig, *, in_loop: bool = False
 ) -> Container:
-    """Return the template `name` that runs the step `module`; with `in_loop`, for tasks in
-    loops."""
+    """Return the template `name` that runs the step `module`; with `in_loop`, the template is for
+    tasks in loops."""
     definition = load(module)
     args = ["-m", "rekindle", "step", module]
     inputs: list[Any] = []
@@ -85,7 +85,8 @@ def step_template(
         parameter = Parameter(name=field)
         if not info.is_required():
             default = info.get_default(call_default_factory=True)
-            # text cannot express None: without the flag, the step uses its default
+            # an input passed as text cannot be None: if its flag is omitted, the step uses its
+            # default
             if default is None:
                 continue
             parameter.default = to_text(default)
@@ -180,8 +181,8 @@ def placement_fields(pod: PodConfig) -> dict[str, Any]:
 
 
 def needs_task_name(definition: Step) -> bool:
-    """Return whether the template of a step needs the parameter TASK: for the keys of its output
-    artifacts, or for the cache."""
+    """Return whether the template of a step needs the parameter TASK, either for the keys of its
+    output artifacts or for the cache."""
     return hasattr(definition, "REUSE") or any(
         map(is_artifact, definition.Outputs.model_fields.values())
     )

@@ -12,7 +12,7 @@ from rekindle.blocks.wiring import Block, current_line
 from rekindle.keys import CACHED, REUSE, cached_name
 
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
-# outputs of the whole workflow
+# names of the outputs that a workflow exports
 WORKFLOW_OUTPUTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)
 
 
@@ -27,7 +27,7 @@ class Graph(DAG):
 
 @dataclass(eq=False)
 class Scope:
-    """A DAG with blocks; for a group, also its task in the outer DAG."""
+    """A DAG with blocks; if the DAG is a group, also the task of this group in the outer DAG."""
 
     dag: DAG
     outer: "Scope | None" = None
@@ -64,7 +64,8 @@ class Scope:
 
     def _precedes(self, name: str, successor: str) -> bool:
         """Return whether `successor` depends on `name`, directly or indirectly."""
-        # blocks depend only on earlier blocks: the search does not go behind `name`
+        # blocks depend only on earlier blocks, so the search ignores blocks that were created
+        # before `name`
         lowest = self.order.get(name, 0)
         seen = {successor}
 
@@ -146,8 +147,8 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
 
 
 def set_cache_default(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
-    """Set the default value of the workflow parameter CACHED: none of `tasks` is cached, and each
-    may look up the cache."""
+    """Set the default value of the workflow parameter CACHED, in which no task of `tasks` is cached
+    and each may look up the cache."""
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
     for argument in arguments:
         if argument.name == CACHED:

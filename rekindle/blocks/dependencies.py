@@ -58,7 +58,7 @@ def after_all(results: Iterable[str]) -> Dependencies:
 
 
 def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
-    """Return the dependency on any of the tasks ending in any of the phases."""
+    """Return the dependency that is met when any of `tasks` ends in any of `phases`."""
     phases = tuple(phases)
     results = tuple(f"{task}.{phase}" for task in tasks for phase in phases)
     return Dependencies((Alternatives(results),) if results else ())

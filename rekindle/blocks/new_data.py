@@ -28,7 +28,7 @@ def require_new_data(pipeline: Any, data: Block) -> None:
         if isinstance(task, Task) and data.name in dependencies_of(task).tasks
     ]
     if not successors or data not in scope.dag.tasks:
-        return  # `data` is in a group, whose successors do not depend on its tasks
+        return  # nothing in this DAG depends on `data`, for example because `data` is in a group
 
     arguments: dict[str, Any] = data.arguments  # pyright: ignore[reportAssignmentType]
     arguments["skip"] = "true"

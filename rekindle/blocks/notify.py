@@ -1,4 +1,5 @@
-"""The notification task at the end of a workflow; its failure does not fail the workflow."""
+"""The task that sends a notification at the end of a workflow; if it fails, the workflow does not
+fail."""
 
 from collections.abc import Mapping
 

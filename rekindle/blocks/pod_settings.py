@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
     from rekindle.release.serve_config import ServeConfig
 
-Manifest = dict[str, Any]  # an object, or a part of one, that a block builds
+Manifest = dict[str, Any]  # a Kubernetes object, or a part of one, as plain data
 
 USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
@@ -37,9 +37,9 @@ POD_SECURITY = {
     "fsGroup": USER_ID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-# required by the PodSecurity standard `restricted`
+# fields that the PodSecurity standard `restricted` requires of a container
 RESTRICTED_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-# the order of the fields is part of the hash that identifies servers
+# do not reorder the fields: the hash that identifies servers depends on their order
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -58,8 +58,9 @@ TMP_MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
 def environment_sources(secret: str = STORE_SECRET) -> list[Manifest]:
-    """Return `envFrom`: the addresses, and the credentials in `secret`. If the Secret does not
-    exist, pods use the IAM role of their ServiceAccount."""
+    """Return `envFrom` of a container: the ConfigMap with the addresses, and the Secret `secret`
+    with the credentials. If the Secret does not exist, pods use the IAM role of their
+    ServiceAccount."""
     return [
         {"configMapRef": {"name": CONFIG_MAP}},
         {"secretRef": {"name": secret, "optional": True}},
@@ -75,22 +76,23 @@ def token_variables(serve: "ServeConfig") -> list[Manifest]:
 
 
 def image_variables(image: str) -> list[Manifest]:
-    """Return the environment variable with the pod's image, if the image is pinned by digest."""
+    """Return the environment variable with the name of the pod's image, if the name contains a
+    digest."""
     if "@" in image:
         return [{"name": REKINDLE_IMAGE, "value": image}]
     return []
 
 
 def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
-    """Return the environment variables with a worker's grace period, and the cloud whose preemption
-    notices it polls."""
+    """Return the environment variables for a worker's grace period and for the cloud whose
+    preemption notices the worker polls."""
     variables = {REKINDLE_GRACE: str(pod.grace_seconds), REKINDLE_NOTICE: pod.notice}
     return [{"name": name, "value": value} for name, value in variables.items() if value]
 
 
 def resources(pod: "PodConfig") -> Manifest:
-    """Return requests and limits. The memory limit equals the request; CPU is not limited, because
-    throttling slows pods down."""
+    """Return the resource requests and limits of a pod. The memory limit equals the request; CPU is
+    not limited, because throttling slows pods down."""
     limits = {"memory": pod.memory}
     if pod.gpus:
         limits[pod.gpu_resource] = str(pod.gpus)

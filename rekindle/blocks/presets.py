@@ -12,7 +12,8 @@ from rekindle.errors import did_you_mean
 
 @cache
 def read_presets() -> dict[str, dict[str, Any]]:
-    """Return the content of presets.yaml: `pods`, `gang` and `refused`, each a mapping by name."""
+    """Return the content of presets.yaml: the sections `pods`, `gang` and `refused`, each a mapping
+    from names to entries."""
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 

@@ -1,5 +1,5 @@
-"""Rewrite references to outputs of other DAGs as inputs of a task's own DAG, and add the
-dependencies that they imply."""
+"""Rewrite references to outputs of other DAGs as inputs of the task's own DAG, and add the
+dependencies on the tasks with these outputs."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        # reference to an output → template tag of the value, which the task or the cache provides
+        # reference to an output → template tag of its value, which comes from the task or from the
+        # cache
         self.tags: dict[str, str] = {}
 
     def find_producers(self, scope: Scope, value: object) -> list[str]:
@@ -37,7 +38,7 @@ class References:
         producers = self._producers(scope, value)
         return [producer.task for producer in producers if producer.scope is scope]
 
-    # Any: the result has the type of `value`, or is text
+    # typed as Any, because the result has the type of `value` or is text
     def localize(self, scope: Scope, value: Any) -> Any:
         """Return `value` rewritten for the DAG of `scope`. If `value` refers to outputs of outer
         DAGs, let the groups around `scope` depend on the tasks that produce them."""
@@ -60,8 +61,8 @@ class References:
         return value
 
     def _producers(self, scope: Scope, value: object) -> Iterator[Producer]:
-        """Yield the tasks whose outputs `value` refers to. For a task inside a group, yield the
-        task of the group in the innermost DAG that contains both the group and `scope`."""
+        """Yield the tasks whose outputs `value` refers to. If a task is inside a group, yield the
+        group's task instead, in the innermost DAG that contains both the group and `scope`."""
         if isinstance(value, StoredArtifact):
             names: dict[Scope, str] = {}
             name = value.producer.task
@@ -103,7 +104,7 @@ class References:
             return
 
         names = outer.predecessors[task.name]
-        # the user has added dependencies, such as `a >> group`
+        # True if the user has added dependencies of the group, such as `a >> group`
         is_ordered_by_hand = task.waits_for != after_all(names)
         dependencies = outer.add_dependencies(task.name, [*names, name])
         if is_ordered_by_hand:
@@ -142,7 +143,7 @@ class References:
 
         if isinstance(argument, Parameter) and isinstance(argument.value, str):
             value = self.localize(scope, argument.value)
-            argument = argument.with_name(argument.name or "")  # `with_name` returns a copy
+            argument = argument.with_name(argument.name or "")  # because `with_name` returns a copy
             argument.value = value
 
         if isinstance(argument, StoredArtifact):
@@ -164,8 +165,8 @@ class References:
         return value
 
     def pass_to_group(self, group: Scope, name: str, value: object) -> str:
-        """Pass `value`, which is valid in the outer DAG, to a group as the input `name`; return the
-        template tag of this input."""
+        """Pass `value`, which is valid in the outer DAG, into a group as the input `name`; return
+        the template tag of this input."""
         assert group.outer
         for task in self.find_producers(group.outer, value):
             self._let_group_depend_on(group, task)

@@ -2,8 +2,8 @@
 object.
 
 A condition is a label selector over paths of the object's JSON (grammar:
-argolocal/language/selector.py). All parts of `success` must hold, but only one of `failure`, which
-Argo evaluates first.
+argolocal/language/selector.py). An object has succeeded if all parts of `success` hold, and has
+failed if one part of `failure` holds; Argo evaluates `failure` first.
 """
 
 import re
@@ -20,8 +20,8 @@ from rekindle.blocks.pod_settings import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 
-# `depends` of the tasks after `scale`: if the cluster has no capacity for all pods, the pods that
-# are ready get the requests
+# `depends` of the tasks after `scale`, which also run if `scale` fails: if the cluster has no
+# capacity for all pods, the ready pods get the requests
 AFTER_SCALE = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
@@ -32,12 +32,12 @@ def text_tag(name: str) -> str:
 
 
 def integer_input(name: str) -> str:
-    """Return a placeholder for the input `name` as an integer, which `render` replaces."""
+    """Return a placeholder, which `render` replaces, for the integer in the input `name`."""
     return integer_placeholder(to_expression(f"inputs.parameters.{name}"))
 
 
 def integer_placeholder(expression: str) -> str:
-    """Return a placeholder for the integer value of an expression, which `render` replaces."""
+    """Return a placeholder, which `render` replaces, for an expression with an integer value."""
     return f"{{!{expression}!}}"
 
 
@@ -64,8 +64,8 @@ def apply(
     flags: list[str] | None = None,
     retry: RetryStrategy,
 ) -> Resource:
-    """Return a template that applies `manifest` and waits for the condition `success` or one of
-    `failure`.
+    """Return a template that applies `manifest` and waits until the condition `success` or one of
+    the conditions `failure` holds.
 
     Kubernetes deletes an `owned` object with the workflow. If the waiting pod is lost, its
     replacement applies the same object, which changes nothing, and waits again.

@@ -101,7 +101,7 @@ class PodConfig(Section):
     )
 
     def shares_gpu(self) -> bool:
-        """Return whether the pods get parts of GPUs."""
+        """Return whether each pod gets only a part of a GPU."""
         return (
             "/mig-" in self.gpu_resource
             or ".shared" in self.gpu_resource
@@ -122,9 +122,9 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-# kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
+# kinds of pods that can be spread over nodes, because their job or Deployment has several pods
 SPREADABLE_KINDS = ("train", "coordinator", "serve")
-ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
+ON_DEMAND_KINDS = ("coordinator", "executor")  # pods that must outlive the workers
 DEFAULT_IMAGE = "rekindle:0.1"
 POD_DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
@@ -136,7 +136,7 @@ POD_DEFAULTS: dict[str, dict[str, Any]] = {
         "node_lost_seconds": 30,
     },
     "coordinator": {"cpu": "250m", "memory": "512Mi", "disk": "100Mi", "node_lost_seconds": 30},
-    # Argo's pod that applies an object and watches a job
+    # Argo's pod that applies an object and then watches it, for example a job
     "executor": {"cpu": "50m", "memory": "256Mi", "disk": "100Mi", "node_lost_seconds": 30},
     "evaluate": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "release": {},
@@ -149,7 +149,8 @@ POD_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class CacheConfig(Section):
-    """Limits of the cache. At its end, each run removes the oldest entries beyond these limits."""
+    """Limits of the cache. At its end, each run removes the oldest cache entries that exceed these
+    limits."""
 
     keep_days: float = Field(
         90,
@@ -296,8 +297,8 @@ class ClusterConfig(Section):
         }
 
     def origin(self, name: str, field: str) -> str:
-        """Return the setting or preset that a field of `pod(name)` comes from; "" for
-        cluster.pods."""
+        """Return the name of the setting or preset that sets a field of `pod(name)`; "" if
+        cluster.pods sets it."""
         settings = self.pods.get(name, PodConfig.model_validate({}))
         if field in settings.model_fields_set:
             return ""
@@ -322,7 +323,8 @@ class ClusterConfig(Section):
 
         return "default"
 
-    # checked with their presets already when the config is read, so that `render` cannot fail later
+    # also checked here, when the config is read, with the presets applied, so that `render` cannot
+    # fail later
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":

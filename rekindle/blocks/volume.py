@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.kubernetes_names import REKINDLE_CACHE
 
-CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write to
+CACHE_PATH = "/tmp/cache"  # in /tmp, because pods cannot write to any other directory
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
@@ -24,8 +24,8 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": size}},
     }
-    # without this field, Kubernetes uses the default class; an empty string would disable
-    # provisioning
+    # omit an empty storageClassName: without the field, Kubernetes uses the default class; an empty
+    # text would disable provisioning
     if storage_class:
         spec["storageClassName"] = storage_class
 

@@ -24,22 +24,23 @@ ENGINE_PATHS = (
     contextlib.__file__,
     "<",
 )
-# conversion functions of Argo's expressions, where every parameter is text
+# functions of Argo's expressions that convert a parameter to a number, because every parameter is
+# text
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
-# characters of a mapping's key that is valid in a JSONPath
+# characters that may occur in a mapping's key so that the key can be part of a JSONPath
 MAPPING_KEY = re.compile(r"[\w@%+:/-]+")
-# source line of the task that is being checked, see `blame`
+# source line of the task that is being checked, which `blame` sets
 BLAMED_LINE: ContextVar[str] = ContextVar("line", default="")
 
 
 class WiringError(ConfigError):
-    """A pipeline connects its tasks wrongly; the message has the line, the mistake and a
+    """A pipeline connects its tasks wrongly; the message names the line, the mistake and a
     suggestion."""
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """A task does not have this output. The error is also an AttributeError, as `hasattr` and
-    debuggers expect."""
+    """The pipeline uses an output that the task does not have. The error is also an AttributeError,
+    as `hasattr` and debuggers expect."""
 
 
 def current_line() -> str:
@@ -113,7 +114,7 @@ class Value(str):
     name: str
     kind: Any
     expression: str
-    keys: Collection[str] = ()  # keys of a mapping, if they are known before the run
+    keys: Collection[str] = ()  # the keys of a mapping, if known before the run
 
     def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
         """`path`: reference to the output, for the template tag; `expression`: computes the value,
@@ -146,7 +147,7 @@ class Value(str):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
-            # Hera tests whether the text is empty; a template tag is not
+            # Hera tests whether the text is empty, which is false for a template tag
             return True
         refuse(
             f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
@@ -159,7 +160,7 @@ class Value(str):
     def _compare(self, sign: str, other: object) -> Any:
         function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other, (str, int, float)):
-            # Hera compares arguments with its own sentinels
+            # Hera also compares arguments with its own sentinel objects
             return NotImplemented
 
         if isinstance(other, Value) and (other.kind in NUMBER_FUNCTIONS) is not bool(function):
@@ -220,7 +221,7 @@ class Value(str):
 
 def check_condition(label: str, value: object) -> Condition | str:
     """Return `value` if Argo can evaluate it: a Condition, or text with a template tag. Raises
-    WiringError for other values."""
+    WiringError if Argo cannot evaluate `value`."""
     if isinstance(value, Value):
         refuse(
             f"{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} =="
@@ -237,7 +238,8 @@ def check_condition(label: str, value: object) -> Condition | str:
 
 
 def self_or_cached(value: Value, task: str, experiment: object) -> Value:
-    """Return an output of `task` that, if `task` is cached, has the value of the cached run.
+    """Return an output of `task` whose value comes from the cached run if `task` is cached, else
+    from `task` itself.
 
     The outputs `run_id` and REUSED_MODELS always belong to the current run.
     """
@@ -246,7 +248,8 @@ def self_or_cached(value: Value, task: str, experiment: object) -> Value:
         REUSED_MODELS: f"workflow.parameters.{CACHED}",
     }
     reused_value = own_values.get(value.name) or cached(task, value.name)
-    # not `??`: Argo before 3.7.16 and 4.0.7 would not replace the template tag of a skipped task
+    # the operator `??` cannot be used: Argo before 3.7.16 and 4.0.7 would not replace the template
+    # tag of a skipped task
     return Value(
         value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})"
     )
@@ -289,10 +292,10 @@ class Block(Task):
     waits_for: Dependencies
     predecessor: "Block | None" = None  # the block whose outputs this block uses
     origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
-    repetitions: "list[Block]"  # tasks that repeat this block, see `workflow.repeat`
-    is_repetition: bool = False  # True if the task repeats a block or its own DAG
+    repetitions: "list[Block]"  # the blocks that repeat this block, see `workflow.repeat`
+    is_repetition: bool = False  # True if it repeats another block or its DAG
 
-    # Hera reads this property, and sets it for `a >> b`
+    # Hera reads this property, and sets it when the user writes `a >> b`
     @property
     def depends(self) -> str | None:
         return str(self.waits_for) or None
@@ -316,7 +319,7 @@ def resolve(block: object, name: str, default: object = None) -> Any:
     """Return the output or input `name` of `block` or, if it has neither, of its nearest
     predecessor with this name.
 
-    If it does not exist, return `default`, or raise WiringError if `default` is None.
+    If no such output or input exists, return `default`, or raise WiringError if `default` is None.
     """
     if not isinstance(block, Block):
         refuse(
@@ -340,10 +343,10 @@ def resolve(block: object, name: str, default: object = None) -> Any:
 
 
 def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest` for the dataset of `block`: "" if the block that provides the
-    dataset does not provide its digest.
+    """Return the input `digest` for the dataset of `block`; its value is "" if the block that
+    provides the dataset provides no digest.
 
-    Return {} if `inputs` contains a dataset: its digest is unknown.
+    Return {} if `inputs` contains a dataset, because the digest of that dataset is unknown.
     """
     if "dataset" in inputs:
         return {}

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 LOOP_OPTIONS = ("with_items", "with_param", "with_sequence")
 TASK_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-# `when` of an exit task that runs only if the workflow did not succeed
+# condition (`when`) of an exit task that runs only if the workflow did not succeed
 WORKFLOW_FAILED = "{{workflow.status}} != Succeeded"
 # a template, or the name of a template
 Template = Container | DAG | Resource | Suspend | str
@@ -91,12 +91,12 @@ class Pipeline(References):
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.step_templates: dict[StepTemplate, Container] = {}
-        # model → template that sends all requests in a Gateway to the model's champion again
+        # model → template that again sends all requests through a Gateway to the model's champion
         self.unshare_templates: dict[str, Resource] = {}
-        self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods, for cluster.pods
+        self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods in cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
-        # step → one callback per task, which passes the task's name to the step; called only if
-        # several tasks run the step
+        # step → a callback for each task of this step, which passes the task's name to the step;
+        # called only if the step has several tasks
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
         self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
@@ -153,8 +153,8 @@ class Pipeline(References):
         return name
 
     def _innermost_group(self) -> tuple[str, str]:
-        """Return the name of the innermost group, and the suffix that the names of its tasks
-        get."""
+        """Return the name of the innermost group, and the suffix for the names of the tasks in this
+        group."""
         names = [scope.task.name for scope in self.current_scope().enclosing() if scope.task]
         suffixes = [f"-{name.partition('-')[2]}" for name in names if "-" in name]
         return next(iter(names), ""), next(iter(suffixes), "")
@@ -186,12 +186,12 @@ class Pipeline(References):
 
     @cached_property
     def deletion_template(self) -> Resource:
-        """The template that deletes a Kubernetes object."""
+        """The template of the tasks that delete a Kubernetes object."""
         return delete_template(self.template_name("delete"), retries(self.config.cluster.retries))
 
     def job_name(self, task: str, max_length: int = 53) -> str:
         """Return the name of the Kubernetes object that `task` applies. Raises WiringError if the
-        names of its pods would be too long."""
+        names of the object's pods would be too long."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
             refuse(
@@ -245,8 +245,8 @@ class Pipeline(References):
         return task
 
     def repeat_group(self, evaluation: Block) -> Block:
-        """Add a task that runs the active group again if the repeated evaluation `judge` has the
-        verdict `release`; the group then uses the champion of that evaluation."""
+        """Add a task that runs the active group again if `judge`, the repeated evaluation, has the
+        verdict `release`; the group then uses the champion of `judge`."""
         dag = self.current_scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
@@ -419,7 +419,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
                 yield workflow
                 pipeline.connect_plain_tasks()
 
-                # the outputs of two datasets would contradict each other
+                # with two such datasets, one could have new data and the other none
                 if len(pipeline.moving_datasets) == 1:
                     require_new_data(pipeline, *pipeline.moving_datasets)
 
@@ -439,8 +439,8 @@ def _defaults(config: "Config") -> dict[str, Any]:
         "generate_name": f"{config.name}-",
         "namespace": cluster.namespace or None,
         "service_account_name": cluster.service_account,
-        # steps do not call the Kubernetes API: only Argo's container in the pod gets the token of
-        # the ServiceAccount
+        # the containers of steps do not call the Kubernetes API: only Argo's container in the pod
+        # gets the token of the ServiceAccount
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
@@ -456,7 +456,7 @@ def group(
 ) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
-    Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group
+    With `mutex`, only one workflow at a time runs a group with this mutex. Tasks in the group
     can use outputs of outer tasks. `options` are fields of Hera's DAG.
     """
     if mutex:
@@ -485,7 +485,7 @@ def at_exit() -> Iterator[None]:
     """Run the tasks created in this context at the end of the workflow, whether it succeeded or
     failed.
 
-    Their inputs may contain the tag `{{workflow.status}}`.
+    The inputs of these tasks may contain the tag `{{workflow.status}}`.
     """
     pipeline = current_pipeline()
     dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
@@ -557,7 +557,7 @@ def step(
 
 
 def _is_unchanged(value: object) -> bool:
-    """Return whether an input is passed unchanged, because it is text or an artifact."""
+    """Return whether an input is passed without conversion, because it is a text or an artifact."""
     return isinstance(value, (str, StoredArtifact)) or hasattr(value, "from_")
 
 

@@ -5,7 +5,7 @@ until the new run itself is recorded.
     cache-claims/releases    {releases/NAME/HASH: the same}, for releases that a run reads
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
-and then reads the claims. Therefore at least one of the two notices the other.
+and then reads the claims. Because of this order, the new run or retention notices the other.
 """
 
 import time
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 CLAIMS_FOLDER = "cache-claims/"
-INTERVAL_S = 3600  # a claim younger than this is not renewed
+INTERVAL_S = 3600  # minimum age of a claim that is renewed
 EXPIRY_S = 366 * 86400  # a claim older than this is deleted with the next claim
-RELEASES = "releases"  # first part of the key of a release
+RELEASES = "releases"  # first part of a key that belongs to a release
 THREADS = 8
 
 
 class Claims(RootModel[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]):
-    """The Unix time of the last claim by RUN/TASK, or by key of a release."""
+    """The Unix time of the last claim for each RUN/TASK, or for each key of a release."""
 
     model_config = ConfigDict(strict=True)
 
@@ -67,7 +67,7 @@ def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
 
 
 def remove_claims(store: "Store", run: str) -> None:
-    """Delete the claims of a run whose artifacts were removed. Raises StorageError."""
+    """Delete the claims on the artifacts of `run`, which were removed. Raises StorageError."""
     store.delete([f"{CLAIMS_FOLDER}{run}"])
 
 
@@ -80,7 +80,7 @@ def _record_claims(store: "Store", run: str, tasks: Iterable[str]) -> None:
             return
         recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
         data = to_json(recent | dict.fromkeys(outdated, now)).encode()
-        # another run has changed the claims, or retention has removed them
+        # retry: another run has changed the claims, or retention has removed them
         with suppress(Conflict, NotFound):
             store.put(f"{CLAIMS_FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return

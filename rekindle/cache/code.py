@@ -1,7 +1,7 @@
 """The identity of a step's code: a hash of the installed packages, and of the modules of the
 project and of Rekindle that the step imports, also inside functions.
 
-If the image of a pod is pinned by digest, this digest is the identity.
+If the image of a pod is pinned by digest, the identity of the code is this digest.
 """
 
 import ast
@@ -25,14 +25,14 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE
 
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
-# in the order of Python's search
+# suffixes in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
-PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names that contain the version
+PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names with a version
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in the name of an image; "" if the name has only a tag, which may later
-    name another image."""
+    """Return the digest in the name of an image; "" if the name has only a tag, because a tag may
+    later refer to another image."""
     return image.partition("@")[2]
 
 
@@ -52,7 +52,8 @@ def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
 
 
 def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
-    """Return the values whose hash is the `identity`, unless the image of the pod is pinned."""
+    """Return the values whose hash is the identity of the code, for a pod whose image is not pinned
+    by digest."""
     return _identity_facts(tuple(sorted(set(modules))), tuple(project.search_path()))
 
 
@@ -88,8 +89,8 @@ def list_packages() -> list[str]:
 
 
 def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
-    """Return the files of `modules` and of the modules that they import, directly or indirectly, by
-    module. For a package in `modules`, return all its files."""
+    """Return, by module name, the files of `modules` and of all modules that they import directly
+    or indirectly. For a package in `modules`, return all its files."""
     roots = [*map(Path, folders), project.REFERENCE]
     files: dict[str, Path] = {}
     pending = list(modules)
@@ -187,8 +188,8 @@ def _imports(file: Path, package: str) -> list[str]:
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
-    # Python reports an error of the source when the module is imported; deeply nested source raises
-    # RecursionError or MemoryError
+    # ignore source that cannot be parsed: Python reports its error on import; deeply nested source
+    # raises RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
             # a relative import with too many dots leads out of the package

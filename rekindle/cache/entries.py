@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 CACHE_FOLDER = "cache/"
 # object with copies of the entries that the last bulk lookup or `trim_cache` has read
 INDEX_KEY = "cache-book.json"
-BULK_TASKS = 20  # minimum number of tasks for which one listing is cheaper than single requests
+BULK_TASKS = 20  # from this number of tasks, one listing is cheaper than single requests
 VALID_DAYS = 90
-MAX_SECONDS = 1e9  # maximum duration of a step in a valid entry
+MAX_SECONDS = 1e9  # maximum duration of a step, in seconds, that a valid entry may contain
 # outputs that an entry never contains: each run has its own MLflow run and its own trainings
 NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
@@ -50,9 +50,9 @@ class Entry:
     at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
-    facts: dict[str, Any]  # the key is a hash of these values
-    seconds: float  # duration of the step
-    made: float = field(default_factory=time.time)  # Unix time of the entry, in seconds
+    facts: dict[str, Any]  # the values whose hash is the cache key
+    seconds: float  # duration of the step in seconds
+    made: float = field(default_factory=time.time)  # Unix time when it was made, in seconds
 
     @property
     def workflow(self) -> str:
@@ -64,7 +64,7 @@ class Entry:
 
 
 def _reject_future(time_made: float) -> float:
-    """Raise ValueError for a time in the future: the entry would never become too old."""
+    """Raise ValueError if the entry's time is in the future: such an entry would never expire."""
     if time_made > time.time() + DAY_S:
         raise ValueError("it is more than a day in the future")
     return time_made
@@ -111,8 +111,8 @@ class EntryFile(Document):
 
 
 class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
-    """Copies of the entries by key: the ETag, and the entry or, if another program wrote it,
-    null."""
+    """Copies of the cache entries by key, each with its ETag; the entry is null if another program
+    wrote it."""
 
     model_config = ConfigDict(strict=True)
 
@@ -126,7 +126,7 @@ def find_valid(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | No
 
 
 def reason_unfit(entry: Entry, step: Step) -> str:
-    """Return why an entry cannot be the result of a step; "" if it can.
+    """Return why an entry cannot be used as the result of a step; "" if it can.
 
     An entry is untrusted: everybody who may write to the object store can write one.
     """
@@ -211,8 +211,8 @@ def _entry_of(key: str, data: bytes | str) -> Entry | None:
 def reason_invalid(
     entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS
 ) -> str:
-    """Return why an entry is invalid; "" if it is valid. `size` returns the number of files and
-    bytes of an artifact."""
+    """Return why an entry is invalid; "" if it is valid. `size`: function that returns the number
+    of files and the number of bytes of an artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
     for name, recorded_size in entry.artifacts.items():
@@ -238,8 +238,8 @@ def _count_files_and_bytes(store: "Store", artifact: str) -> tuple[int, int]:
 def result_or_none(
     call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Result | None:
-    """Return the result of a function; None if the object store is unavailable, so that the step
-    runs without the cache."""
+    """Return the result of `call`, or None if the object store is unavailable: then the step runs
+    without the cache."""
     try:
         return call(*arguments, **options)
     except StorageError:
@@ -307,7 +307,8 @@ class Index:
         return self.copies[key][1]
 
     def write(self, except_keys: Collection[str] = ()) -> None:
-        """Store the copies in INDEX_KEY if they have changed, without the keys `except_keys`."""
+        """If the copies have changed, store them in INDEX_KEY, except those with a key in
+        `except_keys`."""
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
             copies = {
@@ -321,7 +322,8 @@ class Index:
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
             copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
-        # the copies are missing, or another version of Rekindle wrote them
+        # start without copies, because the object is missing or another version of Rekindle wrote
+        # it
         except (StorageError, ValueError):
             return {}
         return {
@@ -331,7 +333,8 @@ class Index:
 
 
 class Lookup:
-    """A lookup of the entries of `task_count` tasks, which uses the index if there are many.
+    """A lookup of the cache entries of `task_count` tasks; if there are many tasks, it uses the
+    index.
 
     `read_only`: write nothing, and claim no entries. Methods raise StorageError.
     """
@@ -341,7 +344,7 @@ class Lookup:
         self.index = Index(store) if task_count >= BULK_TASKS else None
         self.read_only = read_only
         self.found_entries: dict[str, Entry] = {}
-        # run → RUN/TASK/ARTIFACT → numbers of files and bytes
+        # run → RUN/TASK/ARTIFACT → number of files and number of bytes
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}
 
     def find(self, key: str) -> Entry | None:

@@ -24,7 +24,7 @@ class UnknownKey(RekindleError):
 
 
 class NotReusable(UnknownKey):
-    """The step must run for these inputs; the message is the reason."""
+    """The step must not reuse a result for these inputs; the message is the reason."""
 
 
 Facts = dict[str, Any]
@@ -74,7 +74,7 @@ def data_digests(
 
 
 def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> Facts:
-    """Collect the facts that need no data: step, code and inputs."""
+    """Collect the facts that do not depend on the data: step, code and inputs."""
     ignored_inputs = load(module).REUSE.ignored_inputs
     fields = type(inputs).model_fields
     keyed_fields = [
@@ -87,14 +87,16 @@ def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> F
 
 
 def modules_of(facts: Facts) -> list[str]:
-    """Return the modules whose code the outputs depend on: the step and its workload."""
+    """Return the modules whose code affects the outputs of a step: the step itself and its
+    workload."""
     return [facts["step"], *filter(None, [facts["inputs"].get("workload")])]
 
 
 def reason_not_covered(facts: Facts) -> str:
-    """Return why the code in `facts` does not cover all files loaded since `loaded.watch`; "" if it
-    does."""
-    # the image, whose digest is the code in `facts`, contains all code of a pod
+    """Return why the code in `facts` does not include all files that were loaded since
+    `loaded.watch`; "" if it includes them."""
+    # if the code in `facts` is the digest of the pod's image: the image contains all code of the
+    # pod
     if facts["code"].startswith("sha256:"):
         return ""
     return loaded.reason_uncovered(modules_of(facts))
@@ -148,7 +150,7 @@ def find_objects(store: "Store", key: str) -> "list[Entry]":
 
 
 def data_digest_or_empty(uri: str) -> str:
-    """Return the `data_digest` of `uri`; "" if this process cannot read or verify the data."""
+    """Return the digest of the data at `uri`; "" if this process cannot read or verify the data."""
     try:
         return data_digest(uri)
     except (UnknownKey, OSError):
@@ -170,7 +172,7 @@ def describe_files(path: Path) -> dict[str, Any]:
     """Return the sha256 over the names and contents of the files of `path`, and the number of files
     and bytes.
 
-    Raises OSError, and ConfigError for too many links.
+    Raises OSError if a file cannot be read, and ConfigError if there are too many links.
     """
     if path.exists() and not path.is_dir() and not path.is_file():
         # a device may be endless, and a FIFO would block

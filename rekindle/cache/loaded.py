@@ -3,9 +3,10 @@
     watch()                                # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-There are three sources. Python's audit events report the code that Python executes or opens as a
-library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth file)
-imported before `watch`. On Linux, the kernel lists the libraries that other libraries have loaded.
+The files are found in three sources. Python's audit events report the code that Python executes or
+opens as a library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth
+file) imported before `watch`. On Linux, the kernel lists the libraries that other libraries have
+loaded.
 """
 
 import os
@@ -26,10 +27,8 @@ from rekindle.project.folders import ENGINE
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
 COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
-UNCHECKED_HASH = 0b01  # flags of a compiled module that Python does not compare with its source
-DELETED_MARK = (
-    " (deleted)"  # the kernel's mark of a file that was replaced after it had been mapped
-)
+UNCHECKED_HASH = 0b01  # flags of a module (.pyc) that Python does not compare with its source
+DELETED_MARK = " (deleted)"  # the kernel's mark of a file that was replaced while mapped
 
 _files_seen: set[str] = set()
 _compiled_seen: set[str] = set()
@@ -45,10 +44,11 @@ def _record_event(event: str, arguments: tuple[object, ...]) -> None:
     match event, arguments:
         case "exec", (CodeType(co_filename=file),):
             _files_seen.update(_existing_file(file))
-        # a compiled module names its source file, not the file that was read
+        # recorded when opened, because the code object of a compiled module names the source file,
+        # not the compiled file
         case "open", (str(file), *_) if file.endswith(COMPILED_SUFFIXES):
             _compiled_seen.update(_existing_file(file))
-        # a library that is named without a folder is a system library
+        # only names with a folder: a library without a folder in its name is a system library
         case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(
             name
         ):
@@ -60,7 +60,7 @@ def _record_event(event: str, arguments: tuple[object, ...]) -> None:
 def _existing_file(name: str) -> set[str]:
     """Return a set with the file or the archive that contains it; return an empty set for a name of
     generated code."""
-    with suppress(OSError):  # the name is relative to a working directory that was removed
+    with suppress(OSError):  # the name is relative to a working directory that no longer exists
         path = os.path.abspath(name)
         while not os.path.exists(path):
             path = os.path.dirname(path)
@@ -94,8 +94,8 @@ def reason_uncovered(modules: Iterable[str]) -> str:
 
 
 def _module_files() -> set[str]:
-    """Return the files of the imported modules; an empty set without `watch`, since the process may
-    then have imported modules for other purposes."""
+    """Return the files of the imported modules; an empty set if `watch` was not called, because the
+    process may have imported modules for other purposes."""
     modules = list(sys.modules.values()) if record_loaded_files.cache_info().currsize else []
     names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
     return {file for name in names if isinstance(name, str) for file in _existing_file(name)}
@@ -126,7 +126,7 @@ def _reason_unchecked() -> str:
 def _has_unchecked_hash(copy: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
     if not copy.is_file():
-        # the file was removed, so it is unknown whether Python has compared it
+        # True: the file was removed, so it is unknown whether Python has compared it
         return True
     with copy.open("rb") as file:
         header = file.read(8)
@@ -134,17 +134,18 @@ def _has_unchecked_hash(copy: Path) -> bool:
 
 
 def _mapped_files() -> set[str]:
-    """Return the files that contain machine code of this process."""
+    """Return the files that this process has mapped into memory as machine code."""
     try:
         lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
     except FileNotFoundError:
         return set()
 
-    # address, permissions, offset, device, inode, path
+    # the fields of a line are address, permissions, offset, device, inode and path
     rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
     files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
 
-    # generated machine code and shared memory have the names of files that never existed
+    # ignore names of files that do not exist: generated machine code and shared memory have such
+    # names
     return {
         file
         for file in files
@@ -153,8 +154,8 @@ def _mapped_files() -> set[str]:
 
 
 def _is_own(file: Path) -> bool:
-    """Return True if the cache key must cover a file: it does not belong to the system, an
-    installed package or Rekindle."""
+    """Return True if the cache key must cover a file, because it belongs neither to the system nor
+    to an installed package or Rekindle."""
     owned = _own_folders(tuple(project.search_path()))
     others = _other_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]

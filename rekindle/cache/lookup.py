@@ -36,13 +36,13 @@ from rekindle.step import Step, StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# module that `python -m` runs → index of the first flag of the step, and the step (empty: the
+# module that `python -m` runs → index of the step's first flag, and name of the step (empty: the
 # argument after the command)
 COMMANDS = {
     "rekindle": (4, ""),
     "rekindle.training.launch.launcher": (2, "steps.train"),
 }
-# JSONPath of a task in the parameter CACHED
+# JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
 CACHED_SOURCE = f"the parameter `{CACHED}`"  # for messages
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
@@ -54,7 +54,7 @@ class StepCall:
 
     module: str
     flags: dict[str, str]
-    artifacts: dict[str, str]  # input artifact → key of its object
+    artifacts: dict[str, str]  # name of an input artifact → key of its object
     image: str
 
 
@@ -67,7 +67,7 @@ class CacheResult:
     reason: str = ""
     key: str = ""
     call: StepCall | None = field(default=None, compare=False)
-    facts: Facts | None = field(default=None, compare=False)  # the facts of `key`
+    facts: Facts | None = field(default=None, compare=False)  # `key` is their hash
 
 
 def look_up(
@@ -82,7 +82,7 @@ def look_up(
     """Look up the cached result of each reusable task, in the order of the manifest. Raises
     StorageError.
 
-    `read_only`: do not update the index of the cache, and do not claim entries for a new run.
+    `read_only`: neither update the index of the cache nor claim entries for a new run.
     """
     parameter_values = _parameters(manifest) | dict(parameters)
     cached = _cached_rows(parameter_values)
@@ -94,7 +94,7 @@ def look_up(
         f"workflow.parameters.{name}": value for name, value in parameter_values.items()
     }
 
-    # cached task → tags of its outputs
+    # cached task → its output tags and their values
     outputs = {
         name: _output_tags(row["task"], row)
         for name, row in cached.items()
@@ -107,8 +107,8 @@ def look_up(
 
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
-        # only the rows and outputs that the task refers to, since evaluating an expression copies
-        # its scope
+        # pass only the rows and outputs that the task refers to, because an expression is evaluated
+        # in a copy of its scope
         rows = {name: cached[name] for name in cached_names if name in cached}
         task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
 
@@ -179,8 +179,8 @@ class CachedRow(Document):
 
 
 def parse_cached(text: str) -> dict[str, Any]:
-    """Return the workflow parameter CACHED: the rows of the tasks, and texts. Raises
-    InvalidDocument."""
+    """Return the workflow parameter CACHED as a mapping, whose values are the rows of the tasks and
+    some texts. Raises InvalidDocument."""
     values = parse_object(text, CACHED_SOURCE)
     for name, value in values.items():
         if isinstance(value, dict):
@@ -243,7 +243,7 @@ def step_call_of(
         containers = _containers(documents(body["resource"]["manifest"]))
 
     for container in containers:
-        # the kubelet also replaces $$ by $
+        # replace $$ by $, as the kubelet does
         args = [arg.replace("$$", "$") for arg in container.get("args") or []]
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]
@@ -352,7 +352,7 @@ def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]
 
 
 def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
-    """Return the inputs that the result depends on and that are known only at run time."""
+    """Return the inputs that affect the result, but whose values are known only at run time."""
     return [
         name
         for name, text in texts.items()
@@ -371,8 +371,8 @@ def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]
 
 
 def replace_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of inputs, with "" for each text with a template tag that the pattern of its
-    input would reject."""
+    """Return the texts of inputs, each replaced by "" if it contains a template tag and its input
+    has a pattern."""
     known_texts = dict(texts)
     for name, text in texts.items():
         has_pattern = any(

@@ -62,7 +62,8 @@ def execute(
         except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
 
-    # the step replaces an existing entry, which is damaged, or which the user does not want
+    # run the step even if an entry exists: the entry is damaged, or the user does not want the
+    # cache
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:

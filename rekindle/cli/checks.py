@@ -144,7 +144,8 @@ def lint(
     for path in manifests:
         documents.add(path)
 
-    # a warning about the default image is useful only before `submit`, which prints it
+    # drop the warning about the default image, which is useful only before `submit`; `submit`
+    # prints it itself
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 
@@ -158,7 +159,8 @@ def lint(
 
 
 def _render_trainable(file: Path, sets: tuple[str, ...]) -> dict[str, Any]:
-    """Return the manifest of a config. Raises ConfigError if its workload cannot be trained."""
+    """Return the manifest of a config. Raises ConfigError if the workload of the config cannot be
+    trained."""
     manifests = Source(file, sets).manifests()
     check_training(manifests.config)
     return manifests.main

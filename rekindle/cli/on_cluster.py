@@ -110,7 +110,7 @@ def submit(
 def _print_warnings(
     manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Print the warnings of `lint`. Raises ConfigError for errors that `lint` finds."""
+    """Print the warnings of `lint`. Raises ConfigError if `lint` finds errors."""
     from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
@@ -126,7 +126,8 @@ def _confirm_duplicate(running_workflow: str | None) -> None:
 
 
 def _confirm(problem: str, remedy: str, question: str) -> None:
-    """Ask on a terminal, else raise ConfigError. Raises click.Abort for "no"."""
+    """Ask for confirmation on a terminal; without a terminal, raise ConfigError. Raises click.Abort
+    if the answer is "no"."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{problem}: {remedy}")
     click.confirm(f"{problem}. {question}", abort=True, err=True)
@@ -185,7 +186,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
 
-    # the flag changes only the CronWorkflow, not the template
+    # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
     if suspend is not None:
         cron["spec"].pop("suspend", None)
     if suspend:

@@ -23,7 +23,7 @@ no_cache_option = click.option(
 
 @dataclass(frozen=True)
 class Target:
-    """The values of --namespace and --context; "" if not given."""
+    """The values of --namespace and --context; "" for an option that was not given."""
 
     namespace: str
     context: str
@@ -33,8 +33,8 @@ class Target:
 
 
 def config_options(function: Callable[..., Any]) -> Any:
-    """Add CONFIG and --set. The command receives these and the options of `manifest_options` as
-    `source`."""
+    """Add CONFIG and --set to a command. The command receives these and the options of
+    `manifest_options` as `source`."""
 
     @wraps(function)
     def command(
@@ -54,7 +54,7 @@ def config_options(function: Callable[..., Any]) -> Any:
 
 
 def manifest_options(function: Callable[..., Any]) -> Any:
-    """Add --manifest and --parameter. Use this decorator below `config_options`."""
+    """Add --manifest and --parameter to a command. Use this decorator below `config_options`."""
     help_text = (
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a"
         " folder with all objects that it needs."
@@ -64,7 +64,8 @@ def manifest_options(function: Callable[..., Any]) -> Any:
 
 
 def cluster_options(function: Callable[..., Any]) -> Any:
-    """Add --namespace and --context. The command receives them as `target`."""
+    """Add --namespace and --context to a command. The command receives their values in its argument
+    `target`."""
 
     @wraps(function)
     def command(*, namespace: str, context: str, **options: Any) -> Any:
@@ -77,8 +78,8 @@ def cluster_options(function: Callable[..., Any]) -> Any:
 
 
 def cluster_flag(function: Callable[..., Any]) -> Any:
-    """Add --cluster, --namespace and --context. The command receives `cluster`, which is None for
-    this machine."""
+    """Add --cluster, --namespace and --context to a command. The command receives their values in
+    its argument `cluster`, which is None for this machine."""
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
@@ -98,7 +99,7 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     if not (command and any(parameter.name == "sets" for parameter in command.params)):
         return error
 
-    # imported in this function: only this error needs the config
+    # imported in this function, because only this error message needs the class Config
     from rekindle.blocks.manifest.config import Config
 
     keys = {section: section for section in Config.model_fields}

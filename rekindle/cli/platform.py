@@ -120,7 +120,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
 
 
 def _reject_other_flags(*allowed_names: str) -> None:
-    """Raise UsageError for flags that would be ignored."""
+    """Raise UsageError for flags that the command would ignore."""
     context = click.get_current_context()
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE

@@ -67,7 +67,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
             home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
-        # notes about manifests that Rekindle has rendered do not help the user
+        # no notes for manifests that Rekindle has rendered: the user cannot change these manifests
         is_foreign = bool(source.manifest)
         pipeline = pipeline_display.create_run(
             home(), workflow, values, manifests.other_objects, notes=is_foreign
@@ -76,8 +76,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
 
 def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
-    """Run a pipeline in the foreground, then remove its old runs according to its config. Return
-    the exit code."""
+    """Run a pipeline in the foreground, and then remove old runs of this pipeline according to its
+    config. Return the exit code of the run."""
     from rekindle.blocks.manifest import workflow_origin
 
     code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
@@ -85,7 +85,8 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
     workflow = pipeline.local.workflow
     limits = workflow_origin.read_config_or_empty(workflow).get("retention")
     if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
-        # imported in this function: it needs the clients of MLflow and the object store
+        # imported in this function, because the module needs the clients of MLflow and the object
+        # store
         from rekindle.operations import retention
 
         retention.end_of_run(home(), workflow)
@@ -241,7 +242,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 
     The report shows which workers were lost and when, how soon the other workers continued, how
     much work was repeated, and where the time went. NAME defaults to the newest run; the run may be
-    active. On a cluster, a pod reads the object store.
+    active. On a cluster, a temporary pod reads the ledger from the object store.
 
     Example:
       rekindle explain
@@ -309,7 +310,7 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 
 
 def _require_name(name: str | None, verb: str) -> str:
-    """Return the name. Raises UsageError without a name, because the newest run in a shared
+    """Return the name. Raises UsageError if no name is given, because the newest run in a shared
     namespace may belong to another user."""
     if not name:
         raise click.UsageError(

@@ -69,12 +69,13 @@ def prune(
 ) -> None:
     """Remove old runs and releases.
 
-    The limits are the section `retention` in the config of the newest run of each pipeline; an
-    option replaces the limit of this name. Without any limit, five runs of each pipeline are kept
-    on this machine, and all on a cluster. Artifacts, logs, cached results and the record in MLflow
-    are removed with a run. The champion, the releases that `rekindle rollback` can go back to, the
-    MLflow runs of all kept releases, running runs, and artifacts that kept runs reuse always stay.
-    On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the services.
+    The limits come from the section `retention` in the config of the newest run of each pipeline;
+    an option overrides the limit of the same name. Without any limit, five runs of each pipeline
+    are kept on this machine, and all on a cluster. Artifacts, logs, cached results and the record
+    in MLflow are removed with a run. These always stay: the champion, the releases that `rekindle
+    rollback` can go back to, the MLflow runs of all kept releases, running runs, and artifacts that
+    kept runs reuse. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the
+    services.
 
     Example:
       rekindle prune --keep-runs 3
@@ -246,7 +247,7 @@ def env(as_json: bool) -> None:
 
     cluster = LocalCluster(home())
     variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
-    # MLflow's client fetches models directly from the object store
+    # included because MLflow's client fetches models directly from the object store
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

@@ -15,7 +15,7 @@ class Manifests:
     """The manifest to run, and the other objects of its file or folder: templates, ConfigMaps,
     Secrets.
 
-    `config`: the config of a rendered manifest, else None.
+    `config`: the config that the manifest was rendered from, or None.
     """
 
     main: dict[str, Any]
@@ -24,8 +24,8 @@ class Manifests:
     has_chosen_port: bool = True
 
     def main_for_this_machine(self) -> dict[str, Any]:
-        """Return the manifest. Unless the user has chosen a port, it allows any free port for the
-        model server."""
+        """Return the manifest. Unless the user has chosen a port, the manifest lets the model
+        server use any free port."""
         if self.has_chosen_port:
             return self.main
 
@@ -69,7 +69,7 @@ class Source:
         from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
         manifest, other_objects = read_files(self.manifest)
-        # other manifests may use the parameter in another way
+        # check the parameter only in manifests of Rekindle: others may use it in another way
         if is_rekindle(manifest):
             self.scheduled_time()
 
@@ -85,8 +85,8 @@ class Source:
         return Manifests(manifest, [], loaded.config, "serve.port" in loaded.origins)
 
     def scheduled_time(self) -> str:
-        """Return the scheduled time that --parameter sets, or "". Raises ConfigError if it is not a
-        time."""
+        """Return the scheduled time that --parameter sets, or "". Raises ConfigError if the value
+        is not a time."""
         from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
         from rekindle.step import parse_time
 

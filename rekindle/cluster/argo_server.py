@@ -18,8 +18,8 @@ from rekindle.names import PathName
 
 
 class ArgoServer:
-    """One namespace of an Argo server. Workflows are plain data, because Hera's models would drop
-    fields that they do not know."""
+    """One namespace of an Argo server. Workflows are handled as plain data, because Hera's models
+    would drop unknown fields."""
 
     def __init__(self, url: str, namespace: str) -> None:
         from requests import Session
@@ -86,7 +86,8 @@ class ArgoServer:
         url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in names)])
 
         try:
-            # not in the session: REQUESTS_CA_BUNDLE would override its `verify`
+            # `verify` is passed with each request: REQUESTS_CA_BUNDLE would override the `verify`
+            # of the session
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()

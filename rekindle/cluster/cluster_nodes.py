@@ -16,8 +16,8 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The reason why no node can run a pod. `may_end`: True if an autoscaler or the end of another
-    pod may remove the reason."""
+    """The reason why no node can run a pod. `may_end`: True if the reason may disappear, because an
+    autoscaler adds a node or another pod ends."""
 
     text: str
     may_end: bool
@@ -25,8 +25,8 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Node:
-    """A node that accepts new pods. `free`: its allocatable resources minus the requests of its
-    pods."""
+    """A node that accepts new pods. `free`: the allocatable resources of the node minus the
+    requests of its pods."""
 
     name: str
     labels: Mapping[str, str]
@@ -109,7 +109,7 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
 
 
 def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return a text for each resource of which more is needed than available.
+    """Return a text for each resource of which the pod needs more than is available.
 
     A device (a name with "/") that is missing in `available` is unavailable; any other missing
     resource counts as unlimited.

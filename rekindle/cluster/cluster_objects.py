@@ -27,14 +27,15 @@ class ClusterObjects:
         return self.cluster.find(KINDS[kind], name)
 
     def deployments(self, model: str) -> list[Object]:
-        """Return the Deployments of a model; [] for a name that MLflow allows but a label does
-        not."""
+        """Return the Deployments of a model; [] if the model's name is valid in MLflow, but not as
+        a label."""
         if not model or not LABEL_VALUE.allows(model):
             return []
         return self.cluster.list_objects(KINDS["Deployment"], f"{NAME_LABEL}={model}")
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch. Raises ApiError, Conflict if the resourceVersion has changed."""
+        """Apply a merge patch. Raises ApiError; raises Conflict if the resourceVersion has
+        changed."""
         try:
             self.cluster.patch(KINDS[kind], name, change, dry_run)
         except ApiError as error:

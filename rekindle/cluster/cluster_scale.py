@@ -1,5 +1,5 @@
 """Change the number of workers of a running training: `rekindle scale`. The trained model does not
-depend on this number."""
+depend on the number of workers."""
 
 import re
 from typing import Any
@@ -82,7 +82,7 @@ def _integer_flag(template: Object, flag: str, default: int) -> int:
 def _workers_per_pod(template: Object, job: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
     number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
-    # the default of the operator is "auto"
+    # 1 worker per pod by default, as the operator's default is "auto"
     if number.isdigit():
         return int(number)
     return 1

@@ -133,7 +133,7 @@ VALIDATION_REGEX = re.compile(
     r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
 )
 PERMANENT_CODES = (400, 404, 409, 413, 422)
-# permanent errors, whatever their HTTP status is
+# reasons of permanent errors, whatever their HTTP status is
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
@@ -190,7 +190,7 @@ def _without_regex(message: str) -> str:
 def _parse_status(body: bytes) -> "KubernetesStatus":
     """Parse a response as a Kubernetes Status object; return an empty Status if it is another text,
     such as the error page of a proxy."""
-    # imported in this function: `rekindle --help` does not need pydantic
+    # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.documents import KubernetesStatus, validate
 
     try:

@@ -19,7 +19,7 @@ BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
-    "project": [],  # built from the project's Dockerfile, on top of `train`
+    "project": [],  # image that is built from the project's Dockerfile, on top of the image `train`
 }
 # command of the builder → remedy if it fails
 REMEDIES = {
@@ -34,7 +34,7 @@ REMEDIES = {
     ),
     "image": "Check that the image still exists.",
 }
-# commands that succeed if the builder works; docker needs a running daemon
+# commands that succeed only if the builder works; docker's also tests that its daemon is running
 TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
@@ -48,7 +48,7 @@ class Image:
 
     @property
     def repository(self) -> str:
-        """The tag without its version."""
+        """The image's name without its version."""
         # a colon before the last slash precedes the port of the registry
         if ":" in self.tag.rpartition("/")[2]:
             return self.tag.rpartition(":")[0]
@@ -56,7 +56,7 @@ class Image:
 
     @property
     def pinned(self) -> str:
-        """The name with the digest, for manifests; "" if the image is not pushed."""
+        """The image's name with its digest, for manifests; "" if the image was not pushed."""
         if self.digest:
             return f"{self.repository}@{self.digest}"
         return ""
@@ -94,7 +94,7 @@ def build_image(
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
         arguments = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
-        # docker caches layers by default
+        # enable the layer cache, which docker uses by default
         if tool == "buildah":
             arguments.append("--layers")
 
@@ -145,8 +145,8 @@ def _find_tool() -> str:
 
 
 def _run_builder(*command: str) -> str:
-    """Run the builder; return its stdout, and copy it to stderr, as our stdout is reserved for the
-    result."""
+    """Run the builder; return its stdout, and also copy it to stderr, because our own stdout is
+    reserved for the result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         output = ""

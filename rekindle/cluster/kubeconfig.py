@@ -3,7 +3,7 @@ of the current pod.
 
     settings, context, namespace = load(None)    # settings for the kubernetes client
 
-Each error of the client becomes a ConfigError that names the file.
+Errors of the kubernetes client become a ConfigError that names the kubeconfig file.
 """
 
 import base64
@@ -25,7 +25,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REGENERATE_HINT = (
     "your provider's `get-credentials` command writes a new one; `kubectl cluster-info` tests it."
 )
-# exceptions of the client for malformed files
+# exceptions that the kubernetes client raises for malformed files
 INVALID_FILE_ERRORS = (
     config.ConfigException,
     OSError,
@@ -41,7 +41,7 @@ class Settings(client.Configuration):
     """Settings that strip the line break at the end of a token, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        # if a credential plugin fails, the server answers 401
+        # do not print the error of a failed credential plugin; the server answers 401
         with _captured_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
@@ -65,7 +65,7 @@ def load_settings(context: str | None) -> tuple[Settings, str, str]:
 
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
-        # the client's parser does not limit the size of a file
+        # parse the files first, because the client's own parser does not limit the size of a file
         for file in files:
             _parse_file(file)
 
@@ -81,7 +81,8 @@ def load_settings(context: str | None) -> tuple[Settings, str, str]:
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
 
-        # the client only logs the error, and would continue without credentials
+        # the client only logs the error of a credential plugin, and would continue without
+        # credentials
         if errors:
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
@@ -94,7 +95,7 @@ def load_settings(context: str | None) -> tuple[Settings, str, str]:
 
 @contextmanager
 def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None]:
-    """Raise the errors of the client as ConfigError."""
+    """Convert errors that the client raises in this context to ConfigError."""
     try:
         yield
     except ConfigError:

@@ -23,12 +23,12 @@ from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
 from rekindle.names import PathName
 
-TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
-WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
+TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
+WATCH_SECONDS = 45  # of one watch request; a dead connection is detected 15 s later
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
-BACKOFF_S = 0.3  # pause before the second retry of a request; doubled before each further retry
-CONNECTION_LOST = "BrokenOff"  # `reason` of an incomplete response: a watch retries it silently
-STARTUP_SECONDS = 30.0  # a restarted server may need this long to load its users and roles
+BACKOFF_S = 0.3  # pause before the second retry of a request; it then doubles each time
+CONNECTION_LOST = "BrokenOff"  # `reason` of an incomplete response: a watch retries silently
+STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Resource:
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """Return the path of an object or, without `name`, of all objects. Raises InvalidName if
-        `name` cannot be one part of a path."""
+        `name` cannot be used as one segment of a path."""
         if self.namespaced:
             scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
         else:
@@ -125,7 +125,7 @@ class Cluster:
                 accept=media_type if metadata_only else "",
             )
 
-            # the API returns an empty list of metadata as null
+            # the API may return null instead of an empty list
             objects += page["items"] or []
 
             token = (page.get("metadata") or {}).get("continue")
@@ -185,7 +185,7 @@ class Cluster:
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost
-        or silent for `silence` seconds."""
+        or no data arrives for `silence` seconds."""
         from urllib3.exceptions import HTTPError
 
         response = self._request("GET", path, query=query, timeout=(TIMEOUTS_S[0], silence))
@@ -263,7 +263,8 @@ class Cluster:
             if time.monotonic() - started_at > WATCH_SECONDS / 2:
                 pause = 0.1
 
-            # also after a normal end: some proxies end every watch immediately
+            # pause even if the watch ended normally, because some proxies end every watch
+            # immediately
             time.sleep(pause)
             pause = min(5.0, pause * 2)
 
@@ -345,7 +346,7 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
         changed = event["object"]
 
         if kind == "ERROR":
-            # imported in this function: `rekindle --help` does not need pydantic
+            # imported in this function, because pydantic would slow down `rekindle --help`
             from rekindle.documents import KubernetesStatus
 
             status = KubernetesStatus.model_validate(changed)
@@ -369,7 +370,8 @@ def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> N
 
 
 def _cause(error: Exception) -> str:
-    """Return the innermost cause as text, without the exceptions that urllib3 wraps around it."""
+    """Return the innermost cause of an error as text, without the exceptions that urllib3 wraps
+    around this cause."""
     reason: Any = getattr(error, "reason", None) or error
     text = (
         str(getattr(reason, "reason", None) or reason)

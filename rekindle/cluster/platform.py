@@ -43,16 +43,16 @@ BUCKET_PATTERN = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Platform:
-    """The settings of a platform. Raises ConfigError if they are invalid or conflict."""
+    """The settings of a platform. Raises ConfigError if the settings are invalid or conflict."""
 
     namespace: str
     bucket: str = "rekindle"
-    endpoint: str = ""  # empty: AWS, or the MinIO of `components`
+    endpoint: str = ""  # address of the object store; empty: AWS, or the MinIO in `components`
     region: str = ""
-    mlflow: str = ""  # empty: the MLflow of `components`
+    mlflow: str = ""  # address of MLflow; empty: the MLflow in `components`
     components: tuple[str, ...] = ()
-    iam: bool = False  # True: pods have a cloud role instead of the Secret
-    quota: tuple[str, str] | None = None  # CPU and memory that the namespace may request
+    iam: bool = False  # True: pods use a cloud (IAM) role instead of the Secret with keys
+    quota: tuple[str, str] | None = None  # total CPU and memory requests of the namespace
     # True: MLflow and MinIO keep their data only as long as their pods exist
     ephemeral: bool = False
     images: dict[str, str] = field(default_factory=dict)
@@ -215,7 +215,7 @@ def _egress_to_store(platform: Platform) -> list[Manifest]:
     else:
         egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
 
-    # the services that issue the credentials of a role
+    # also allow the services that issue the credentials of a cloud role
     if platform.iam:
         egress += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
 
@@ -255,8 +255,8 @@ def _render_file(name: str, values: dict[str, str], namespace: str) -> Iterator[
 
 
 def _substitute(node: object, values: dict[str, str]) -> Any:
-    """Replace the placeholders in parsed YAML: a value cannot change the structure, as it could in
-    the text."""
+    """Replace the placeholders after the YAML was parsed, so that a value cannot change the
+    structure of the YAML."""
     if isinstance(node, dict):
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):
@@ -285,7 +285,7 @@ def _artifact_repository(platform: Platform, endpoint: str) -> dict[str, Any]:
 
 
 def _remove_secret(objects: list[Manifest]) -> None:
-    """Remove references to the Secret, which does not exist if pods have a cloud role."""
+    """Remove references to the Secret with keys, which does not exist if pods use a cloud role."""
     for spec in _pod_specs(objects):
         for container in spec["containers"]:
             container["envFrom"] = [
@@ -296,7 +296,7 @@ def _remove_secret(objects: list[Manifest]) -> None:
 
 
 def _without_claims(objects: list[Manifest]) -> list[Manifest]:
-    """Replace PersistentVolumeClaims by `emptyDir` volumes."""
+    """Replace PersistentVolumeClaims by `emptyDir` volumes, whose data is lost with the pod."""
     for spec in _pod_specs(objects):
         for volume in spec.get("volumes", []):
             if volume.pop("persistentVolumeClaim", None):

@@ -51,12 +51,13 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. Raises ApiError; the pod then does not exist, even if the server had created it
-    and only the response was lost."""
+    """Create a pod. Raises ApiError; then the pod does not exist, even if the server had created it
+    and only its response was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
-        # the name is unique, so an earlier attempt created the pod, but its response was lost
+        # not an error: the name is unique, so an earlier attempt, whose response was lost, created
+        # this pod
         if error.code == 409:
             return
         if not 400 <= error.code < 500:
@@ -66,8 +67,8 @@ def _create(cluster: Cluster, pod: Object) -> None:
 
 
 def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
-    """Return the pod when each container has exited or cannot start, or when `seconds` have
-    passed."""
+    """Wait until each container has exited or cannot start, or until `seconds` have passed, and
+    return the pod."""
     deadline = time.monotonic() + seconds
 
     while True:

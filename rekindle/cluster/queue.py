@@ -14,8 +14,8 @@ VERSIONS = ("v1beta2", "v1beta1")
 
 
 def list_workloads(cluster: Cluster) -> list[Object]:
-    """Return the Workloads of the namespace; [] without Kueue, or without permission to read
-    them."""
+    """Return Kueue's Workloads in the namespace; [] if Kueue is not installed, or if the user may
+    not read Workloads."""
     try:
         return list_kueue_objects(cluster, "workloads")
     except ApiError as error:
@@ -25,7 +25,7 @@ def list_workloads(cluster: Cluster) -> list[Object]:
 
 
 def list_kueue_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list[Object]:
-    """Return Kueue's objects of a kind; [] without Kueue. Raises ApiError."""
+    """Return Kueue's objects of a kind; [] if Kueue is not installed. Raises ApiError."""
     for version in VERSIONS:
         try:
             return cluster.list_objects(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced))

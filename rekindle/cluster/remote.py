@@ -14,7 +14,7 @@ from rekindle.documents import D, validate
 from rekindle.errors import RekindleError
 
 REMEDY = "Check that the image has this version of Rekindle."
-POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
+POD_TIMEOUT_S = 180.0  # time limit in seconds for the pod to start, run and end
 
 
 def run_module(
@@ -72,11 +72,11 @@ def _parse(model: type[D], subject: str, line: str) -> D:
 
 def _image_of(workflow: Object) -> str:
     """Return the image of the first template that runs a step of Rekindle. Raises RekindleError if
-    there is no such template."""
+    no template runs a step of Rekindle."""
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]
-        if command[1:4] == ["-m", "rekindle", "step"]:  # excludes the user's own containers
+        if command[1:4] == ["-m", "rekindle", "step"]:  # not the user's own containers
             return str(container["image"])
     raise RekindleError(
         f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only"

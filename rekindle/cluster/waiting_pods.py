@@ -21,14 +21,14 @@ from rekindle.kubernetes_names import INSTANCE_LABEL
 EVENTS = Resource("v1", "events")
 # `reason` of the events of a controller that could not create a pod
 REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
-# `reason` of a container that is starting and does not wait for anything
+# `reason` of a waiting container that is merely being started
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
 
 
 def add_waiting(cluster: Cluster, workflow: Object) -> Object:
-    """Return an active run with the phase Pending for each step of which a pod waits and no pod
-    runs; the message of the step is the reason.
+    """Return an active run in which each step with a waiting pod, but no running pod, is Pending;
+    the message of such a step is the reason.
 
     The run is Pending if all of its active steps are. Objects that the user may not read are
     ignored.
@@ -104,7 +104,8 @@ def _format_state(state: Data) -> str:
 
 
 def _describe(pods: list[Object]) -> Data:
-    """Return the changed fields of a step whose object has these pods."""
+    """Return the fields to change in a step's node, given the pods of the object that the step has
+    applied."""
     reasons = [reason for reason in map(waiting_reason, pods) if reason]
     if not reasons:
         return {}
@@ -160,7 +161,7 @@ def _queue_reason(cluster: Cluster, run: str, task: str) -> str:
 
 
 def _list_readable(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object]:
-    """Return the objects of a kind; [] without permission to read them."""
+    """Return the objects of a kind; [] if the user may not read them."""
     try:
         return cluster.list_objects(resource, labels)
     except ApiError as error:
@@ -178,7 +179,7 @@ def _applies_object(workflow: Object, node: Data) -> bool:
 
 
 def _task_name(node: Data) -> str:
-    """Return the name of the task of a node, without the number of its attempt."""
+    """Return the name of a node's task, without the number of the attempt."""
     return re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node["name"])).rpartition(".")[2]
 
 

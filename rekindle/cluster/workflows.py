@@ -76,8 +76,8 @@ def build_submission(
 def _without_reference(
     manifest: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the manifest without the reference to a WorkflowTemplate, which only Argo can resolve,
-    and with all `parameters` declared; and the reference."""
+    """Return two values: the manifest without its reference to a WorkflowTemplate, which only Argo
+    can resolve, and with all `parameters` declared; and this reference."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
 
@@ -276,8 +276,8 @@ def resume_run(cluster: Cluster, name: str) -> str:
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow without its suspension. Raises ConfigError if the run is not
-    suspended."""
+    """Return the workflow with its suspended nodes and its suspension resumed. Raises ConfigError
+    if the run is not suspended."""
     spec = dict(workflow["spec"])
     status = dict(workflow.get("status") or {})
 
@@ -313,8 +313,8 @@ def _continue_suspended(workflow: Object) -> Object:
 
 
 def _retry(workflow: Object) -> Object:
-    """Return the workflow without its failed nodes, and with the groups around them Running, as
-    Argo's FormulateRetryWorkflow does."""
+    """Return the workflow without its failed nodes, and with their parent groups in the phase
+    Running, as Argo's FormulateRetryWorkflow does."""
     metadata = dict(workflow["metadata"])
     spec = dict(workflow["spec"])
     status = dict(workflow["status"])
@@ -325,7 +325,7 @@ def _retry(workflow: Object) -> Object:
 
     metadata["labels"] = labels
     spec.pop("shutdown", None)
-    # `argo terminate` sets the deadline to 0
+    # remove the deadline 0, which `argo terminate` sets
     if spec.get("activeDeadlineSeconds") == 0:
         spec.pop("activeDeadlineSeconds")
 
@@ -353,7 +353,7 @@ def _retry(workflow: Object) -> Object:
         remaining
         | {
             "phase": "Running",
-            # the deadline of the workflow counts from this time
+            # now, because the deadline of the workflow counts from its start
             "startedAt": timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
@@ -409,7 +409,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
         SHA256_ANNOTATION
     )
     if sha256:
-        # the hash of the template, as in the runs that the schedule starts
+        # the template's hash, which the runs of the schedule also have
         workflow["metadata"]["annotations"][SHA256_ANNOTATION] = sha256
 
     return workflow

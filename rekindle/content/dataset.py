@@ -19,7 +19,7 @@ from rekindle.content import hashes
 from rekindle.errors import DataError
 
 FILE_LIST = "dataset.files.json"
-MAX_NAMES = 3  # number of files that a message names
+MAX_NAMES = 3  # maximum number of files that an error message names
 REMEDY = (
     "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
 )
@@ -59,7 +59,7 @@ def record_files(folder: Path) -> str:
 
 def _remove_empty_folders(folder: Path) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
-        # a folder with content cannot be removed
+        # rmdir fails for a folder with content, which stays
         with suppress(OSError):
             if Path(path) != folder:
                 os.rmdir(path)
@@ -76,8 +76,8 @@ def list_dataset_files(folder: Path) -> dict[str, Path]:
 
 
 def read_digest(folder: Path, address: str = "") -> str:
-    """Return the digest of a dataset, without verifying its files. Raises DataError if the list is
-    missing."""
+    """Return the digest of a dataset, without verifying its files. Raises DataError if the list of
+    the dataset's files is missing."""
     return hashlib.sha256(_read_list(folder, address or str(folder))).hexdigest()
 
 

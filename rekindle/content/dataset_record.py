@@ -25,7 +25,8 @@ def dataset_facts(path: Path) -> dict[str, Any]:
 
 
 def read_dataset_digest(path: Path) -> str:
-    """Return the digest of a dataset, or of a release's training dataset. Raises DataError."""
+    """Return the digest of a dataset or, for a release, of the dataset that it was trained on.
+    Raises DataError."""
     return read_record(path).digest or read_digest(path)
 
 

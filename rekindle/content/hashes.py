@@ -32,7 +32,7 @@ def list_paths(folder: Path) -> dict[str, Path]:
 
 
 def _has_content(path: Path) -> bool:
-    """Return True for a folder that is not empty, and that this process may list."""
+    """Return True for a folder that contains files or folders and that this process may list."""
     if path.is_symlink() or not path.is_dir():
         return False
 
@@ -86,7 +86,8 @@ def compute_sha256s(paths: Iterable[Path]) -> list[str]:
 
 
 def compute_stamp(paths: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of files: it changes when a file is written."""
+    """Return a hash of the names, sizes and times of files, which changes when one of the files is
+    written."""
     lines = []
     for path in paths:
         status = path.stat()
@@ -97,10 +98,10 @@ def compute_stamp(paths: Iterable[Path]) -> str:
 
 
 def is_verified(files_stamp: str) -> bool:
-    """Return True if this process has verified the files with this stamp."""
+    """Return True if this process has verified the files with the stamp `files_stamp`."""
     return files_stamp in _verified_stamps
 
 
 def mark_verified(files_stamp: str) -> None:
-    """Record that this process has verified the files with this stamp."""
+    """Record that this process has verified the files with the stamp `files_stamp`."""
     _verified_stamps.add(files_stamp)

@@ -10,7 +10,7 @@ from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError
 
 DATASET_INPUT = "dataset"
-# names of fields by which the documents of a model, dataset and release are recognized
+# field names by which the JSON files of a model, a dataset and a release are recognized
 MODEL_NAMES = ("sha256", "workload", CHECKSUM)
 DATASET_NAMES = ("rows", "rejected", "facts")
 RELEASE_NAMES = ("model_sha256", "workload", "files")
@@ -24,7 +24,7 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
     `dataset` must have, or "".
     """
     promised_digest = digest if name == DATASET_INPUT else ""
-    # a release has the list of the dataset that it was trained on, but not its files
+    # a release contains the list of its training dataset's files, but not these files
     is_release = name != DATASET_INPUT and _has_names(path / RELEASE_RECORD, RELEASE_NAMES)
     if is_release:
         _verify_release(path)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 RELEASE_RECORD = "release.json"
 VERDICT = "verdict.json"
-REFERENCE = "reference.json"  # histograms of the test rows
+REFERENCE = "reference.json"  # file with the histograms of the test rows
 MLMODEL = "MLmodel"
 INPUT_EXAMPLE = "input_example.json"
 SERVING_EXAMPLE = "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
-# files that the hash in the key does not cover; release.json contains their sha256
+# files that the hash in the release's key does not cover; release.json contains their sha256
 DESCRIBED_FILES = (REFERENCE, ORIGIN, CURVE)
-# MLflow adds the last file to a release that it downloads
+# the last of these files is added by MLflow when it downloads a release
 UNHASHED_FILES = {RELEASE_RECORD, VERDICT, *DESCRIBED_FILES, "registered_model_meta"}
 RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
 HASH_LENGTH = 12
@@ -41,7 +41,7 @@ Sha256 = Annotated[str, name_field(Digest)]
 class FileHashes(Sealed):
     """The part of release.json with the sha256 of each file.
 
-    `files`: the files that the hash in the key covers; `described`: the files in DESCRIBED.
+    `files`: files that the hash in the release's key covers; `described`: files in DESCRIBED_FILES.
     """
 
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
@@ -67,7 +67,8 @@ def reject_other_folder(key: str, address: str) -> None:
 
 
 def content_hash(hashes: Mapping[str, str]) -> str:
-    """Return the hash of the names and contents of files: the last part of the release's key."""
+    """Return the hash of the names and contents of a release's files, which is the last part of its
+    key."""
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
 
@@ -86,8 +87,8 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
 
 
 def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of some files of a release. Raises NotFound, or DataError if one of them
-    was changed."""
+    """Return the content of some files of a release. Raises NotFound if a file is missing, and
+    DataError if a file was changed."""
     reject_other_folder(key, store.uri(key))
     record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     reject_other_hash(key, record.files, store.uri(key))
@@ -111,7 +112,8 @@ def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, b
 
 
 def read_described(store: "Store", key: str, name: str) -> bytes:
-    """Return the content of a file in DESCRIBED. Raises NotFound, or DataError if it was changed.
+    """Return the content of a file in DESCRIBED_FILES. Raises NotFound if the file is missing, and
+    DataError if it was changed.
 
     The file is not verified if an earlier version of Rekindle, which did not record its sha256, has
     written the release.
@@ -135,7 +137,7 @@ def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) 
             f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}"
         )
 
-    # earlier versions of Rekindle did not hash the files of MLflow
+    # the hash in a release of an earlier version of Rekindle does not cover the files of MLflow
     unhashed_names = set() if MLMODEL in recorded else MLFLOW_FILES
     known_names = recorded.keys() | UNHASHED_FILES | unhashed_names
     added_names = sorted(files.keys() - known_names)

@@ -40,7 +40,7 @@ from rekindle.errors import NotFound
 from rekindle.keys import CACHED, DATASET, REUSE
 from rekindle.workload import load, prepare
 
-RESUME_AFTER_S = 3.0  # time until a stopped process gets SIGCONT
+RESUME_AFTER_S = 3.0  # time in seconds until a stopped process (SIGSTOP) gets SIGCONT
 UNDISTURBED = "undisturbed"
 DISTURBED = "under attack"
 
@@ -52,13 +52,13 @@ class Plan:
     workers: int = 3
     seconds: float = 3.0  # time between attacks
     steps: int = 1500
-    seed: int = 0  # seed of the random choice of victims
+    seed: int = 0  # seed for the random choice of the attacked processes
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A signal to one or more victims. `target` is "trainer" (the training process), "launcher",
-    "coordinator" or "all"."""
+    """A signal that is sent to one or more victims. `target` is "trainer" (the training process),
+    "launcher", "coordinator" or "all"."""
 
     signal_number: signal.Signals
     target: str
@@ -76,7 +76,7 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    # as in a preemption of the node, the worker leaves after its step
+    # like the preemption of a node: the worker leaves after its current step
     Attack(signal.SIGTERM, "launcher"),
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
@@ -135,15 +135,16 @@ def configure(plan: Plan) -> Any:
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
-    """Prepare the dataset unless it exists, and return its key and its digest. The key contains the
-    hash of the dataset's definition."""
+    """Prepare the dataset unless it exists, and return its key and its digest. The key of the
+    dataset contains the hash of its definition."""
     cluster.services.start("s3")
     store = cluster.store()
 
     definition = {
         "workload": config.workload,
         "data": config.data.model_dump(mode="json"),
-        # earlier versions of Rekindle wrote datasets without this list
+        # part of the hash, because earlier versions of Rekindle wrote datasets without this list of
+        # files
         "list": FILE_LIST,
     }
     sha256 = hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()
@@ -207,12 +208,12 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
             last.lost_steps = max(last.lost_steps, training.step - min(training.repeated_steps))
             training.repeated_steps.clear()
 
-        # the first attack waits until all processes have started
+        # count the time until the first attack from the moment when all processes have started
         if not (recording.attacks or recording.healthy):
             last_attack_time = time.monotonic()
 
-        # on a fast machine, an attack is also due after its share of the steps, so that all attacks
-        # happen before the training ends
+        # on a fast machine, an attack is also due once a fixed share of the steps is done, so that
+        # all attacks happen before the training ends
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
         is_late = training.step >= share * plan.steps and recording.training
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
@@ -233,7 +234,7 @@ def signal_processes(
     """Send the signal of an attack, and return the record of the attack."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
-    # prefer workers that restart without a delay
+    # prefer workers with few recent restarts, which restart without a delay
     workers.sort(key=lambda name: training.pods[name].recent_restarts)
 
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
@@ -267,7 +268,7 @@ def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]
 
 
 def update_record(record: AttackRecord, training: Training, recording: Recording) -> None:
-    """Update the record with the observed consequences of its attack."""
+    """Update the record of an attack with its consequences that have been observed so far."""
     if record.settled:
         return
 
@@ -279,7 +280,7 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
 
         record.pids = set()
 
-    # + 2, because one step may have been in progress
+    # two steps later, because one step may have been in progress during the attack
     if record.next_step_after_s is None and training.step >= record.step + 2:
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]

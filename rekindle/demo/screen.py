@@ -52,16 +52,16 @@ class AttackRecord:
     """One attack and its consequences. Times are in seconds since the attack, and None until
     known."""
 
-    seconds: float  # time since the training began
-    description: str  # such as "SIGKILL worker-1"
+    seconds: float  # time of the attack, in seconds since the training began
+    description: str  # description of the attack, such as "SIGKILL worker-1"
     victims: tuple[str, ...]
     signal_number: int
     pids: set[int]  # the signalled processes
     step: int  # newest training step before the attack
-    group_count: int = 0  # number of generations published before the attack
-    resume_count: int = 0  # number of restores from a checkpoint before the attack
+    group_count: int = 0  # number of groups of workers (generations) published before the attack
+    resume_count: int = 0  # number of restored checkpoints before the attack
     next_step_after_s: float | None = None
-    back_after_s: float | None = None  # time until every victim has rejoined
+    back_after_s: float | None = None  # seconds until every victim has rejoined the training
     lost_steps: int = 0
 
     @property
@@ -81,8 +81,8 @@ class AttackRecord:
         }
 
     def outcome(self) -> str:
-        """Return the consequences as text: `next step after 0.07 s, nothing lost; back after 0.6
-        s`."""
+        """Return the consequences of the attack as text: `next step after 0.07 s, nothing lost;
+        back after 0.6 s`."""
         if self.next_step_after_s is None:
             return "…"
 
@@ -108,7 +108,7 @@ class Run:
     ended: float = 0.0
     step: int = 0
     sha256: str = ""
-    # (time, newest step) at each change
+    # (time, newest step) at each change of the newest step
     steps: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -143,13 +143,13 @@ class Run:
 
 @dataclass
 class Recording:
-    """Both trainings, the state history of each process, and the attacks."""
+    """The progress of both trainings, the history of each process's states, and the attacks."""
 
     undisturbed: Run
     disturbed: Run
     timelines: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (start, state)
     attacks: list[AttackRecord] = field(default_factory=list)
-    activity: str = ""  # current phase of the demo
+    activity: str = ""  # description of the current phase of the demo
     equal: bool | None = None
 
     def record_state(self, process: str, state: str) -> None:
@@ -383,15 +383,15 @@ class Picture:
 
 
 def most_severe_state(history: list[tuple[float, str]], since: float, until: float) -> str:
-    """Return the most severe state of a process between two times."""
+    """Return the most severe state that a process had between two times."""
     initial = [state for start, state in history if start <= since][-1:]
     seen = {"", *initial, *(state for start, state in history if since < start < until)}
     return next(state for state in STYLE_OF_STATE if state in seen)
 
 
 def summary(recording: Recording) -> str:
-    """Return a line like `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps
-    lost`."""
+    """Return a summary of all attacks, such as `9 attacks; the next step after 0.07 s (median),
+    2.90 s (longest); 0 steps lost`."""
     facts = [f"{len(recording.attacks)} attacks"]
     times = recording.recoveries
     if times:

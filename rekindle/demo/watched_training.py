@@ -37,7 +37,7 @@ OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
 GRACE_S = 0.3  # time for the processes to end when the demo is stopped
 CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes to end
-# maximum difference between the observed steps of two workers
+# maximum difference between the newest steps that are observed for two workers
 TOLERATED_LAG = 5
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
@@ -73,14 +73,14 @@ class Training:
         self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
 
-        self.members: tuple[str, ...] = ()  # members of the newest group
-        self.group_count = 0  # number of groups published so far
+        self.members: tuple[str, ...] = ()  # names of the workers in the newest group
+        self.group_count = 0  # number of groups that the coordinator has published so far
         # steps that restarted workers restored from a hot snapshot or a durable checkpoint
         self.resumed_steps: list[int] = []
-        self.step = 0  # newest step of any worker
+        self.step = 0  # the newest step that any worker has trained
         self.repeated_steps: list[int] = []  # steps that were trained a second time
 
-        self._snapshot_steps: dict[Path, int] = {}  # snapshot file → its newest step
+        self._snapshot_steps: dict[Path, int] = {}  # snapshot file → the newest step in this file
         self._answering_pid = 0  # pid of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
@@ -102,13 +102,13 @@ class Training:
         self.controller.delete(self.name)
         self.secret.delete(self.name)
 
-        # workers die with their launchers
+        # wait for the workers, which die with their launchers
         until = time.monotonic() + CHILDREN_GRACE_S
         while time.monotonic() < until and any(start_time(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
-        """Observe the job until its model is complete. Raises RekindleError if it fails or
+        """Observe the job until its model is complete. Raises RekindleError if the job fails or
         stalls."""
         last_step = time.monotonic()
         last_poll = last_step
@@ -157,8 +157,8 @@ class Training:
         return None
 
     def trainer(self, name: str) -> int | None:
-        """Return the pid of the process that trains in a worker's pod. It is not the launcher's
-        first child, which only loads torch."""
+        """Return the pid of the process that trains in a worker's pod. This process is not the
+        launcher's first child, which only loads torch."""
         launcher = self.launcher(name)
         if launcher:
             return next(iter(children_of(launcher)[1:]), None)

@@ -1,4 +1,4 @@
-"""Check that pods of each kind pass admission, and that a node can run them."""
+"""Check that the cluster admits pods of each kind, and that a node can run them."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ from rekindle.training.cost.pod_requests import read_pod
 
 
 def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that a pod of each kind passes PodSecurity, the quota, LimitRange, PriorityClass and
-    ServiceAccount, and fits a node."""
+    """Check that a pod of each kind is admitted (PodSecurity, quota, LimitRange, PriorityClass,
+    ServiceAccount) and that it fits a node."""
     try:
         nodes = read_nodes(cluster, with_pods=True)
         note = ""

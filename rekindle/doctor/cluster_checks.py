@@ -4,7 +4,8 @@
         print(result)
 
 Pods and a job are created as a dry run, the webhook receives a job that it must refuse, and a
-temporary pod tests the object store and MLflow. A missing permission to read is a warning.
+temporary pod tests the object store and MLflow. If the user lacks the permission to read an object,
+the result is only a warning.
 """
 
 import json
@@ -59,14 +60,14 @@ ARGO_KINDS = {
         "workflowtaskresults",
     )
 }
-# kinds that each `cluster.backend` needs, by API
+# kinds of objects that each `cluster.backend` needs, by API version
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
     "pytorchjob": {JOB_VERSION: ("pytorchjobs",)},
     "jobset": JOB_SETS,
     "trainjob": {**JOB_SETS, TRAINER_VERSION: ("trainjobs", "trainingruntimes")},
 }
-# the oldest supported versions, as in docs/cluster.md
+# the oldest supported versions of Kubernetes, Argo and the operators, as in docs/cluster.md
 MIN_KUBERNETES = (1, 30)
 MIN_ARGO = (3, 7)
 MIN_OPERATOR = (1, 9)
@@ -108,7 +109,7 @@ def check(
     seconds: float = PROBE_TIMEOUT_S,
     token: bool = False,
 ) -> list[Check]:
-    """Run all checks in order. An error in one check is the result of this check, and the other
+    """Run all checks in order. An error in one check becomes the result of this check; the other
     checks still run.
 
     `seconds`: time limit of the pod, including the time to pull its image. `token`: value of
@@ -133,8 +134,8 @@ def check(
             cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_KEYS, render
         ),
         "artifact repository": check_artifact_repository(cluster),
-        # not required, because pods may have a cloud role, which the check of the object store
-        # tests
+        # the Secret is not required, because pods may use a cloud role, which the check of the
+        # object store tests
         "credentials": _check_keys(
             cluster, "credentials", SECRETS, STORE_SECRET, KEY_NAMES, create_secret, required=False
         ),
@@ -194,8 +195,8 @@ def _check_api_server(cluster: Cluster) -> Check:
 
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
-    """Check that the cluster defines the kinds of the objects in workflows in the right
-    versions."""
+    """Check that the cluster defines, in the right versions, the kinds of objects that workflows
+    create."""
     for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
         defined_kinds = _defined_kinds(cluster, api)
         missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
@@ -440,8 +441,8 @@ def _check_keys(
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config is admitted, and that a job that only the webhook can refuse
-    is refused."""
+    """Check that the webhook admits the job of the config, and refuses a job that only the webhook
+    can refuse."""
     job = _job(config, train)
     invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
     ok = False
@@ -468,8 +469,8 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
 
 
 def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the job of the config would be created. JobSet may refuse it if a feature gate is
-    off."""
+    """Check that the job of the config would be created. JobSet may refuse the job if one of its
+    feature gates is off."""
     job = _job(config, train)
     kind = BACKENDS[config.backend].kind
 
@@ -486,8 +487,8 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config, or the job's runtime, with placeholders for the labels of a
-    workflow."""
+    """Return the job of the config or, if it has a runtime, this runtime, with placeholders for the
+    labels of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)(DOCTOR, train, config, [])
     of_workflow = to_json(pods.WORKFLOW_LABEL)[1:-1]
@@ -496,8 +497,8 @@ def _job(config: ClusterConfig, train: TrainConfig) -> Object:
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
-    """Check that the operator hardens the init container that it adds. Otherwise `restricted`
-    refuses the workers."""
+    """Check that the operator hardens the init container that it adds. Without this, the
+    PodSecurity standard `restricted` refuses the workers."""
     if _enforced_level(cluster) != "restricted":
         yield Check(
             "init container", True, "not needed: the namespace does not enforce `restricted`"

@@ -3,9 +3,9 @@
     for result in check(Path(".rekindle")):
         print(result)
 
-The checks write to the object store, query MLflow and bind addresses. They stop the services that
-they start. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, they check the service at this address
-instead of the embedded service.
+The checks write to the object store, query MLflow and bind addresses. The checks stop the services
+that they have started. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the checks test the
+service at this address instead of the embedded one.
 """
 
 import os
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 MIN_PYTHON = (3, 11)
 GIB = 1 << 30
-# minimum number of free bytes
+# minimum number of free bytes of disk, memory and shared memory
 MIN_DISK = 5 * GIB
 MIN_MEMORY = 3 * GIB
-MIN_SHARED_MEMORY = 1 * GIB  # suffices for the snapshots of a small model
-MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
+MIN_SHARED_MEMORY = 1 * GIB  # enough for the snapshots of a small model
+MIN_OPEN_FILES = 1024  # minimum value of the limit on the open files of a process
 
 
 def check(home: Path) -> list[Check]:
-    """Run all checks in order. The checks of services take seconds."""
+    """Run all checks in order. The checks of the services take several seconds."""
     machine_checks: list[Callable[[Path], Check]] = [
         check_python,
         check_packages,
@@ -58,7 +58,7 @@ def check(home: Path) -> list[Check]:
 
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        # each local pod has its own address
+        # each pod on this machine has its own address in 127.0.0.0/8
         check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]

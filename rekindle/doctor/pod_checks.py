@@ -15,7 +15,8 @@ from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR
 
 PROBE = ("-m", "rekindle.doctor.probe")
-# default time limit for the pod to start and finish; too short to pull an image of several GB
+# default time limit in seconds for the pod to start and finish, which is too short to pull an image
+# of several GB
 PROBE_TIMEOUT_S = 180
 REMEDIES = {
     "object store": (

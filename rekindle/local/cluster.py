@@ -73,8 +73,8 @@ class LocalCluster(cluster.LocalCluster):
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods:
-        all processes on this machine belong to one user."""
+        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods,
+        because all processes on this machine run as the same user."""
         services = self.services
         return {
             ("ConfigMap", CONFIG_MAP): services.environment,
@@ -96,11 +96,11 @@ class LocalCluster(cluster.LocalCluster):
         return {}
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """Return the object store of the pods; with `s3`, the store that an artifact names. Raises
-        ConfigError, KeyError."""
+        """Return the object store that pods use or, with `s3`, the store that an artifact
+        specifies. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        # only reads the keys, and does not start MLflow
+        # reading the keys does not start MLflow
         keys = self.services.credentials()
 
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
@@ -138,12 +138,12 @@ class LocalCluster(cluster.LocalCluster):
             ) from None
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait; return their names. Raises Busy during
-        a run."""
+        """Stop the deployments and then the services, wait until they have ended, and return their
+        names. Raises Busy while a run is active."""
         return super().down() + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return kind, name, address and state of services and deployments. Restarts dead
+        """Return the kind, name, address and state of each service and deployment. Restarts dead
         deployments."""
         records = [record for name in SERVICES if (record := self.services.find(name))]
         services = [

@@ -1,8 +1,8 @@
 """Ports of pods on this machine.
 
 Each pod has a loopback address of its own, so pods do not take ports from each other. But a program
-that listens on all addresses of this machine takes its port from every pod. Such a port is replaced
-where the manifest allows it.
+that listens on all addresses of this machine takes its port from every pod. If the manifest allows
+it, the pods use another port instead.
 """
 
 import copy
@@ -39,7 +39,8 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> Object:
-    """Return a training job whose pods use a free port, unless the job sets its port.
+    """Return the training job with a free port for its pods; a port that the job itself sets is not
+    changed.
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """

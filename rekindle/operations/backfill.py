@@ -1,5 +1,5 @@
-"""Run the missed runs of a schedule, several at a time. All state is in the runs, so an interrupted
-backfill can be repeated.
+"""Run the missed runs of a schedule, several at a time. The only state of a backfill is its runs,
+so an interrupted backfill can be repeated.
 
 The models of these runs are evaluated and recorded, but the gate never releases them, because of
 the workflow parameter `backfill`.
@@ -71,7 +71,8 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
             continue
 
         is_created = (files.root / MANIFEST_FILE).exists()
-        # the name contains only the start of the hash, so compare all of it
+        # the run's name contains only the first characters of the manifest hash, so compare the
+        # whole hash
         if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
                 f"{run.name} belongs to another config: remove the run (`rekindle prune`), or"
@@ -152,7 +153,7 @@ def select_executor(
 ) -> Any:
     """Return the function that starts or resumes a missed run.
 
-    Raises ConfigError if the schedule on the cluster has another config.
+    Raises ConfigError if the config of the schedule on the cluster differs.
     """
     if not cluster:
         return partial(run_here, home, manifest)

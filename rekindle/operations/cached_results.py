@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def add_cached(
     home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
 ) -> dict[str, str]:
-    """Return the parameters of a run on this machine, extended by the cached results of its
-    tasks."""
+    """Return the workflow parameters of a run on this machine, with the parameter `cached` for the
+    cached results of its tasks."""
     if not _uses_cache(manifest, parameters):
         return parameters
 

@@ -37,7 +37,7 @@ def parameters(status: Status) -> dict[str, str]:
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                # if no global output is called run_id, the output of a step
+                # a step's output run_id is used if no global output has this name
                 values.setdefault("run_id", p["value"])
 
             if p["name"] == "canary" and verdict == "taken back":
@@ -84,7 +84,8 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
     nodes = [node for node in all_nodes if node.get("type") == "Pod"]
     rows: dict[tuple[str, str], dict[str, str]] = {}
 
-    # a repetition has a longer name, because it runs in an inner DAG
+    # sorted also by length: a repeated evaluation has a longer name, because it runs in an inner
+    # DAG
     for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
         values = outputs(node)
         inputs = outputs({"outputs": node.get("inputs")})

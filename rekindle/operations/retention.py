@@ -1,5 +1,5 @@
-"""Apply the retention: on this machine at the end of each run, and on this machine or a cluster by
-`rekindle prune`. `rekindle/release/retention` decides what is removed."""
+"""Apply retention: at the end of each run on this machine, and for `rekindle prune` on this machine
+or a cluster. `rekindle/release/retention` decides what is removed."""
 
 import fcntl
 import os
@@ -40,7 +40,7 @@ from rekindle.storage import Store
 # lifetime of a claim on this machine: more than the time from a look-up in the cache to the start
 # of the run
 CLAIM_S = 7200.0
-# time for which runs of other machines may be resumed
+# time after its end during which a run of another machine may be resumed
 RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
@@ -129,7 +129,8 @@ class Namespace:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
-        """Yield True if the workflow has not been resumed. A cluster has no lock for it."""
+        """Yield True if the workflow has not been resumed. A cluster has no lock against a
+        resume."""
         workflow = self.cluster.find(WORKFLOWS, run)
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
@@ -189,7 +190,7 @@ def prune(
         place = _make_cluster_place(cluster) if cluster else _make_local_place(home)
         replaced = {name: value for name, value in options.items() if value is not None}
 
-        # the option also applies to the runs of `rekindle backfill`
+        # the option keep_runs also counts the runs of `rekindle backfill`
         if "keep_runs" in replaced:
             place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
 

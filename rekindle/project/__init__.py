@@ -91,13 +91,14 @@ def root() -> Path:
 
 
 def other_project(file: Path) -> Path | None:
-    """Return the root of the project of `file` if it is not the project of the working directory;
-    otherwise None.
+    """Return the root of the project that contains `file`; None if the working directory is in the
+    same project.
 
     Return None for a file in a folder of another user: commands must not import that user's
     modules.
     """
-    # `abspath` resolves `..`, but no links: a link belongs to the folder that contains it
+    # `abspath` resolves `..`, but not symbolic links: a link belongs to the project that contains
+    # the link itself
     folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
@@ -194,7 +195,7 @@ def _import(name: str, kind: str) -> ModuleType:
         _extend_path(name.partition(".")[0], folders)
         return import_module(name)
     except ModuleNotFoundError as error:
-        # the module exists, but imports a missing module
+        # `name` itself exists, but it imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
             hint = did_you_mean(error.name or "", _sibling_modules(error.name or "", folders))
             remedy = "Install it, also in the image."
@@ -213,7 +214,7 @@ def _import(name: str, kind: str) -> ModuleType:
         ) from error
     except ConfigError:
         raise
-    # an error in the user's code
+    # the user's code has raised an exception
     except Exception as error:
         raise ConfigError(
             f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.'

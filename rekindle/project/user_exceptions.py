@@ -1,8 +1,8 @@
 """Convert exceptions of a project's code to one-line errors with a location, and with an exit code
 that decides whether Argo retries the step.
 
-Exceptions of files, memory, network and accelerators may be transient, except errors of wrong
-paths. Any other exception would recur on the same data.
+Exceptions from file access, memory, the network and accelerators may be transient, except those
+caused by a wrong path. After any other exception, a retry would fail again on the same data.
 """
 
 import re

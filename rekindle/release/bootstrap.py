@@ -25,8 +25,8 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high): `statistic` of all rows 0..size-1, and its interval over draws
-    with replacement.
+    """Return (value, low, high): `statistic` of all rows 0..size-1, and its confidence interval
+    from draws of rows with replacement.
 
     Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together:
     use it for dependent rows, such as all of one customer. Draws whose statistic is undefined (it
@@ -55,8 +55,8 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return (low, high) of `paired_bootstrap` from a single call of `statistic` for all draws,
-    which is faster for many rows.
+    """Return the (low, high) that `paired_bootstrap` returns, but call `statistic` only once for
+    all draws, which is faster for many rows.
 
     `statistic` gets the group number of each row, and the count of each group in each draw:
     [groups, resamples].

@@ -20,7 +20,8 @@ Replay = Iterable[tuple[dict[str, Any], list[Any]]]
 
 @dataclass
 class Comparison:
-    """The comparison of served predictions with offline predictions, those of the evaluation."""
+    """The comparison of served predictions with offline predictions, which the evaluation
+    computed."""
 
     tolerance: float
     replayed: int = 0  # number of instances that were compared
@@ -54,8 +55,8 @@ class Comparison:
     def add_repetition(
         self, request: dict[str, Any], single: list[Any], batched: list[Any]
     ) -> bool:
-        """Add the predictions of a request, sent alone and with others; return True if the
-        predictions agree."""
+        """Add the predictions of a request that was sent once alone and once with others; return
+        True if they agree."""
         unstable = self.unstable
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
             if compute_difference(alone, together) > self.tolerance:
@@ -66,10 +67,10 @@ class Comparison:
 
 
 def compute_difference(served: Any, offline: Any) -> float:
-    """Return the largest difference of two corresponding numbers in two JSON values; infinite if
-    anything else differs.
+    """Return the largest difference between corresponding numbers in two JSON values; infinity if
+    anything other than numbers differs.
 
-    The difference is relative for numbers above 1.
+    For absolute values above 1, the difference is relative.
     """
     match served, offline:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
@@ -153,8 +154,8 @@ def read_numerics(report: Path) -> str:
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the report's first requests with at least `count` test rows in total, or all requests.
-    Raises DataError."""
+    """Yield the report's first requests until they contain at least `count` test rows, or all
+    requests if the report has fewer rows. Raises DataError."""
     for line in read_prediction_lines(report):
         yield line.request, line.predictions
         count -= len(line.predictions)

@@ -22,14 +22,14 @@ def pick_device() -> "torch.device":
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # the rounding errors of TF32 exceed the tolerance of `verify`
+    # TF32 is disabled, because its rounding errors exceed the tolerance of `verify`
     torch.backends.cudnn.allow_tf32 = False
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def move_model(model: "torch.nn.Module", device: "torch.device") -> "torch.nn.Module":
-    """Move the model to `device`. Its calls then still accept and return CPU tensors, also in lists
-    and dicts."""
+    """Move the model to `device`. Calls of the model still accept and return CPU tensors, also
+    inside lists and dicts."""
     import torch
 
     if device.type == "cpu":

@@ -79,7 +79,8 @@ def evaluate(
             others["champion"] = compute_finite_metrics(
                 workload, score(examples, champion, champion), examples
             )
-        # for example, the champion expects inputs of another shape, or other classes
+        # the champion fails on these rows, for example because it expects inputs of another shape,
+        # or other classes
         except (DataError, CodeError, RuntimeError) as error:
             examples = all_examples
             warnings = []
@@ -131,8 +132,8 @@ def read_examples(
     champion: dict[str, Any] | None = None,
     max_rows: int | None = None,
 ) -> Examples:
-    """Return the workload's test rows; with the facts of the champion's dataset, only rows that the
-    champion was not trained on. Raises DataError.
+    """Return the workload's test rows; given `champion` (the facts of its dataset), only rows that
+    the champion was not trained on. Raises DataError.
 
     `max_rows`: maximum number of rows to read, if the workload yields them one by one.
     """
@@ -235,7 +236,7 @@ def split_parts(examples: Examples) -> Parts:
 
 
 def select_rows(values: Any, rows: Any) -> Any:
-    """Return the values of the rows that numbers or a mask select."""
+    """Return the values of the rows that are selected by row numbers or by a mask."""
     if isinstance(values, np.ndarray):
         return values[rows]
     return [values[row] for row in np.arange(len(values))[rows]]
@@ -258,7 +259,8 @@ def compute_metrics(
 
 
 def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> Scored:
-    """Compute the metrics of a model on each part. Raises NotFinite if one is NaN or infinite."""
+    """Compute the metrics of a model on each part. Raises NotFinite if a metric is NaN or
+    infinite."""
     by_part = compute_metrics(workload.metrics, predictions, examples)
     for part_name, values in by_part.items():
         for name, value in values.items():
@@ -278,7 +280,7 @@ def compute_finite_metrics(workload: Any, predictions: object, examples: Example
 
 
 def describe_named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
-    """Return the name, the number of rows, and the metrics of each model for all named parts."""
+    """Return, for each named part, its name, its number of rows, and the metrics of each model."""
     return [
         {"name": name, "rows": int(rows.sum())}
         | {model: scored[model].metrics[name] for model in scored}

@@ -91,7 +91,8 @@ class Examples:
         """
         import torch
 
-        # the default of servers; with more threads, small layers are slow on a busy machine
+        # the same number of threads as a server by default: with more, small layers are slow on a
+        # busy machine
         torch.set_num_threads(1)
 
         with create_serving_folder(model, dataset) as release:

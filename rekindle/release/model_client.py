@@ -41,9 +41,10 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`. The server does not count its instances.
+    """Client of the model `name` at `endpoint`. The server does not count this client's instances.
 
-    Accepts only answers of the weights `sha256`, and retries until `deadline` (monotonic).
+    Accepts only answers from servers of the weights `sha256`, and retries until `deadline` (by the
+    monotonic clock).
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:

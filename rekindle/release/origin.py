@@ -26,7 +26,7 @@ from rekindle.names import ArtifactKey, CommitId, Version
 from rekindle.release.release_files import download
 from rekindle.storage import NotFound, Store
 
-Curve = dict[int, float | None]  # step → loss; None if it is not finite
+Curve = dict[int, float | None]  # step → loss; None if the loss is not finite
 Object = dict[str, JsonValue]
 
 

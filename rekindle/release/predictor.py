@@ -7,7 +7,7 @@
 The workload's `predict` gets up to `max_batch` instances at once, of one or several requests. The
 last bits of a prediction can depend on its batch, since the kernels of a network depend on the
 shape of their input and on the position of a row. With `max_batch` 1, `predict` gets single
-instances, and a prediction has the same bits everywhere.
+instances, so a prediction has the same bits in all of these places.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ class InstancePredictor:
         self.numerics = describe_numerics(device)
 
     def example(self) -> dict[str, Any]:
-        """Return the example request of the release, with one test row. Raises DataError if it is
-        missing."""
+        """Return the example request of the release, with one test row. Raises DataError if the
+        example request is missing."""
         try:
             return read_json_file(self.release / EXAMPLE)
         except InvalidDocument as error:
@@ -116,8 +116,8 @@ def predict(
 
 
 def check_json(prediction: T, row: str) -> T:
-    """Return `prediction` if it can be converted to JSON. `row`: description of its row for
-    messages.
+    """Return `prediction` if it can be converted to JSON. `row`: description of the predicted row
+    for error messages.
 
     Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or
     infinite.

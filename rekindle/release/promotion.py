@@ -1,9 +1,9 @@
 """Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
-MLflow moves an alias unconditionally. So a promotion first writes `releases/NAME/promotion.json`
-with a condition: a version is rejected if the champion that it was compared with has been replaced.
-A rollback is recorded in the same file from its start to its end, so that the next command finishes
-an interrupted rollback.
+MLflow cannot make the move of an alias conditional. So a promotion first writes
+`releases/NAME/promotion.json` with a condition: a version is rejected if the champion that it was
+compared with has been replaced. A rollback is recorded in the same file from its start to its end,
+so that the next command finishes an interrupted rollback.
 """
 
 import re
@@ -48,7 +48,7 @@ class ChampionChanged(RekindleError):
     """Another version became the champion after the evaluation of the candidate, or after the start
     of a rollback."""
 
-    exit_code = exit_codes.INVALID_DATA  # of the step `verify`
+    exit_code = exit_codes.INVALID_DATA  # exit code of the step `verify`
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Rollback:
 
     version: Annotated[str, name_field(Version)]  # target version
     deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
-    champion: OptionalVersion  # version of the champion at the start, or ""
-    replicas: Annotated[int, Field(ge=0)]  # pods of the Deployment at the start
+    champion: OptionalVersion  # version of the champion when the rollback started, or ""
+    # number of pods of the Deployment when the rollback started
+    replicas: Annotated[int, Field(ge=0)]
     # True: the rollback can no longer be cancelled, because its version is becoming the champion
     decided: bool = False
 
@@ -68,7 +69,7 @@ class PromotionFile(Document):
 
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
-    former: OptionalDeployment = ""  # previous Deployment, if it differs
+    former: OptionalDeployment = ""  # Deployment of the previous champion, if it differs
     # id of the MLflow run that promotes the version, or its EXPERIMENT/WORKFLOW
     run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
     unfinished: bool = False
@@ -178,8 +179,8 @@ def record_rollback(store: Store, name: str, rollback: Rollback) -> None:
 
 
 def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
-    """Make the version of a recorded rollback the champion. Raises ChampionChanged if another
-    version became the champion since its start."""
+    """Make the target version of a recorded rollback the champion. Raises ChampionChanged if
+    another version became the champion after the rollback started."""
     while True:
         state, etag = _read_finished(store, name, rollback.version)
         champion = tracking.champion(name)
@@ -225,7 +226,7 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
 def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: bool = True) -> bool:
     """Remove the record of a rollback, and return True.
 
-    If `even_if_decided` is false and the rollback is decided, keep the record and return False.
+    If the rollback is decided and `even_if_decided` is false, keep the record and return False.
     """
     while True:
         state, etag = _read_promotion(store, _promotion_key(name))
@@ -354,7 +355,8 @@ def retry_while_unavailable(call: Callable[[], T], deadline: float) -> T:
 def _read_finished(
     store: Store, name: str, version: str = "", deadline: float | None = None
 ) -> State:
-    """Read promotion.json. If it contains an unfinished promotion, first finish it, also in MLflow.
+    """Read promotion.json. If the file contains an unfinished promotion, first finish this
+    promotion, also in MLflow.
 
     A promotion of `version` is finished at once, that of another version after `deadline`.
     """
@@ -368,7 +370,7 @@ def _read_finished(
             return state, etag
 
         if state["version"] != version and time.monotonic() < deadline:
-            # the run that promotes may be about to finish, or was interrupted
+            # the other run may be about to finish its promotion, or was interrupted
             time.sleep(0.05)
         else:
             try:
@@ -422,10 +424,11 @@ def _read_promotion(store: Store, key: str) -> State:
 
 
 def _write_promotion(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
-    """Write promotion.json unless it has changed since `etag`. Return True if it was written."""
+    """Write promotion.json unless it has changed since `etag`. Return True if the file was
+    written."""
     try:
         store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        # the content is equal if the first attempt succeeded, but its response was lost
+        # equal content means that an earlier attempt succeeded, but its response was lost
         return _read_promotion(store, key)[0] == state
     return True

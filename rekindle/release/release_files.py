@@ -62,7 +62,8 @@ from rekindle.workload import digest_files, load
 MODEL = (WEIGHTS_FILE, MODEL_FILE)
 EXAMPLE = "example.json"
 CODE = "workload.json"
-# file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
+# file in the report; each line is one request of some test rows: {"request": ..., "predictions":
+# [...], ...}
 PREDICTIONS = "predictions.jsonl.gz"
 
 
@@ -141,7 +142,7 @@ def read_verdict(folder: Path) -> Verdict:
 
 
 def collect_files(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
-    """Fill `folder` with the files of a release (links, except new files), without release.json.
+    """Fill `folder` with the files of a release except release.json; existing files are linked.
 
     Returns {file: sha256} of the files that are part of the release's hash. Raises DataError.
     """
@@ -182,7 +183,7 @@ def hash_describing_files(folder: Path) -> dict[str, str]:
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
     """Describe how a release differs from a champion with equal weights: in its code, or in its
-    servers, by their digest `servers` (empty: not compared).
+    servers, whose digest is `servers` (empty: not compared).
 
     Raises DataError if the champion's workload.json was changed.
     """

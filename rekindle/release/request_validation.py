@@ -59,13 +59,13 @@ def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
     pydantic's usual validator collects all errors, which takes 40 s and 4 GB of memory for a body
     of 16 MB.
     """
-    # without the prebuilt validators of nested models, which would not stop early
+    # prebuilt validators of nested models are not used, because they would not stop early
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
-    """Return the schema with early stops. `alternative`: within a union, where an unknown key only
-    excludes an alternative, and must not stop."""
+    """Return the schema with a stop at the first error. `alternative`: True inside a union, where
+    an unknown key only excludes an alternative and must not stop the validation."""
     if isinstance(schema, list):
         return [add_fail_fast(inner, alternative) for inner in schema]
     if not isinstance(schema, dict):
@@ -142,6 +142,6 @@ def format_path(path: tuple[str | int, ...]) -> str:
 def format_value(value: object) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
-        # Python refuses to format very long integers
+        # size only: Python refuses to format very long integers
         return f"a number of {value.bit_length():,} bits"
     return cut(repr(value))

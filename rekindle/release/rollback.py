@@ -3,7 +3,7 @@
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
 repeated. So the next command can finish a rollback that was interrupted, or that failed because
 MLflow, the object store or the cluster was unavailable. Until its version is the champion, a
-rollback can also fail, or a promotion can cancel it: then it stops the pods that it has started.
+rollback can fail or be cancelled by a promotion; it then stops the pods that it has started.
 """
 
 import time
@@ -140,7 +140,8 @@ def _map_deployments(objects: KubernetesObjects, model: str) -> dict[str, Object
 
 
 def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
-    """Return True if the Deployment in promotion.json is really that of its version."""
+    """Return True if the Deployment named in promotion.json really serves the version named
+    there."""
     deployment = releases.get(rollback.version)
     return deployment is not None and deployment["metadata"]["name"] == rollback.deployment
 
@@ -271,7 +272,8 @@ def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) 
     """
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
-        # checked after reading the Service: if another command changes it later, the patch fails
+        # checked after reading the Service, so that the patch fails if another command changes the
+        # Service later
         _check_champion(model, rollback)
 
         try:
@@ -301,8 +303,8 @@ def _stop_pods(
         if not running_deployments:
             return
 
-        # checked after reading the Deployments: if another command starts one later, the patch
-        # fails
+        # checked after reading the Deployments, so that the patch fails if another command starts
+        # one of them later
         _check_champion(model, rollback)
         with suppress(Conflict):
             for obj in running_deployments:

@@ -8,7 +8,7 @@ from rekindle.step import StepInputs
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
 DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
-# results of a canary; `taken back: REASON` is another
+# results of a canary; another result is `taken back: REASON`
 PASSED = "passed"
 CHAMPION_CHANGED = "champion changed"
 # annotation of a Deployment with the model version that it serves
@@ -135,13 +135,15 @@ class CanaryConfig(Section):
 
     @property
     def shares(self) -> list[int]:
-        """Percent of the traffic in each watched step; a shadow gets a copy of all requests."""
+        """The candidate's share of the traffic in each watched step, in percent; 100 for a shadow,
+        which gets copies of all requests."""
         if self.shadow:
             return [100]
         return self.steps[:-1]
 
     def next_share(self, percent: int) -> int:
-        """Return the share that follows `percent`, or 0 after the last share."""
+        """Return the share of the traffic that follows the share `percent`, or 0 after the last
+        share."""
         return next((share for share in self.shares if share > percent), 0)
 
 
@@ -277,7 +279,7 @@ class ServerSettings(StepInputs, Limits):
 
 
 class DriftConfig(Section):
-    """Comparison of a model's requests with its test rows."""
+    """The `drift:` section of a config: comparison of requests with test rows."""
 
     model: str = Field(
         default="demo", description="name of the registered model, and of its pipeline"
@@ -307,8 +309,8 @@ class DriftConfig(Section):
 
 
 class RetentionConfig(Section):
-    """Limits of the runs and releases of a pipeline, which the end of each run applies; without a
-    limit, all stay."""
+    """Limits on the runs and releases of a pipeline, applied at the end of each run; without a
+    limit, all are kept."""
 
     keep_runs: int | None = Field(
         default=None, ge=1, description="number of ended runs to keep (empty: all)"

@@ -1,5 +1,5 @@
-"""Groups requests into batches: one queue for all model processes, from which two tasks per process
-take batches (one task if a batch has a single request).
+"""Groups requests into batches: all model processes share one queue, from which two asyncio tasks
+per process take batches (one task if batches have a single request).
 
 While a process works on a batch, the next full batch waits in its pipe, so that the process does
 not wait for the server.
@@ -38,7 +38,8 @@ class RequestQueue:
     """The queue of requests. A free process takes a batch once the oldest request has waited
     `delay` seconds, or `size` requests wait.
 
-    A batch has at most `size` requests, and at most an equal share of the queue per process.
+    A batch has at most `size` requests, and at most the queue's length divided by the number of
+    processes.
     """
 
     processes: Sequence[ModelProcess]
@@ -48,7 +49,7 @@ class RequestQueue:
     queue: deque[WaitingRequest] = field(default_factory=deque)
     # set when a request arrives or a process becomes free
     change_event: asyncio.Event = field(default_factory=asyncio.Event)
-    # the error that ended a model process, which all later requests get
+    # the error that ended a model process; all later requests fail with it
     error: RekindleError | None = None
 
     async def answer(self, body: bytes, is_replay: bool = False) -> Answer:

@@ -39,7 +39,7 @@ class Body:
         self.deadline = deadline
         self.start_time = time.monotonic()
         self.data = bytearray()
-        self.drop_reason = ""  # "": the body is not dropped
+        self.drop_reason = ""  # reason why the body was dropped, or ""
 
 
 class Bodies:
@@ -48,7 +48,7 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.arriving_bodies: set[Body] = set()
-        self.bytes_by_client: Counter[str] = Counter()  # client address → bytes
+        self.bytes_by_client: Counter[str] = Counter()  # client address → number of received bytes
 
     async def read(self, request: Request) -> bytes:
         """Return the request's body. Raises Refusal if the body is too large, too slow or
@@ -126,7 +126,7 @@ class Bodies:
         self._remove_body(body)
         body.data.clear()
         if not body.deadline.expired():
-            # the expired deadline ends `read`
+            # the deadline is set to now, which ends `read`
             body.deadline.reschedule(asyncio.get_running_loop().time())
 
     def _remove_body(self, body: Body) -> None:

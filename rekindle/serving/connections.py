@@ -1,8 +1,8 @@
 """The connections of the server: deadlines and limits for requests, a maximum number of
 connections, and graceful shutdown.
 
-A connection that waits for its client is in one of three groups. Each group is ordered by age, so
-that the server quickly finds the connections to close.
+A connection that waits for its client is in one of three groups: unfinished, idle or unread. Each
+group is ordered by age, so that the server quickly finds the connections to close.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MAX_CONNECTIONS = 10_000  # maximum number of connections; each takes about 10 K
 RESERVED_DESCRIPTORS = 64
 # descriptors per model process, for its pipe and the monitoring of the process
 PROCESS_DESCRIPTORS = 4
-# share of the time for a request that a new client may take until its first bytes
+# a new client may take this fraction of `request_seconds` until it sends its first bytes
 FIRST_BYTES_SHARE = 0.1
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
 # received bytes are parsed in pieces, and the two limits below are tested after each piece
@@ -47,10 +47,11 @@ class Connection(HttpToolsProtocol):
         connections: Any  # uvicorn's set of all open connections
         parser: Any  # httptools.HttpRequestParser
     registry: "Connections"
-    group: "dict[Connection, float] | None" = None  # None: a request is being answered
+    group: "dict[Connection, float] | None" = None  # None while a request is being answered
     start_time = 0.0  # time of the first byte of the request that arrived last
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
-    # number of bytes received since the start of the request, or since the last byte of its body
+    # number of bytes received since the start of a request's head, or since the last byte of its
+    # body
     head_bytes = 0
     # False: the client asked to close the connection after its last request
     keep_alive = True
@@ -142,7 +143,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the end of the client's data. Return True, which keeps the connection open for
-        answers, if it follows a complete request."""
+        answers, if the data ends after a complete request."""
         is_answered = self.is_busy and self.arriving_part != "body"
         if is_answered:
             self.finish()
@@ -155,7 +156,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # otherwise the same head is parsed again without its upgrade
+        # not for the second parse of the same head, without its Upgrade header
         if self.arriving_part != "head":
             self.start_time = self.loop.time()
         self.arriving_part = "head"
@@ -175,7 +176,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.offers_upgrade:
             return
-        # otherwise the body is read only after the answer to an earlier request
+        # while an earlier request is being answered, the body of this request is not read yet
         if not self.is_busy:
             self.scope["state"]["start_time"] = self.start_time
         super().on_headers_complete()
@@ -241,7 +242,7 @@ class Connection(HttpToolsProtocol):
         ):
             return self.finish()
 
-        # otherwise the request has already been answered, before its body arrived
+        # not if the request has already been answered before its body arrived
         if self.is_busy or self.arriving_part != "body":
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             body = to_json({"error": reason}).encode()
@@ -254,8 +255,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def close(self) -> None:
-        """Close the connection, unless a request, or its beginning, has arrived: it must be
-        answered first."""
+        """Close the connection, unless at least the beginning of a request has arrived: this
+        request must be answered first."""
         if not self.has_bytes() and self.arriving_part != "head":
             self.send_end()
             self.transport.close()
@@ -283,7 +284,7 @@ class Connections:
     """The connections of a server, at most `limit`.
 
     A client has `request_seconds` to send the head of a request, and the same time to read an
-    answer. `Bodies` limits the time for head and body together.
+    answer. `Bodies` limits the time for the arrival of both head and body.
     """
 
     def __init__(self, request_seconds: float, limit: int) -> None:
@@ -302,8 +303,8 @@ class Connections:
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
-        """Close a connection to make room for `newcomer`. `urgent`: even if a request has just
-        arrived on it."""
+        """Close a connection to make room for `newcomer`. `urgent`: close one even if a request has
+        just arrived on it."""
         oldest = [
             pair
             for group in (self.unfinished, self.idle)
@@ -325,7 +326,8 @@ class Connections:
             next(iter(self.unread)).transport.abort()
 
     def evict_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
-        """Close the first candidate that may be closed. Return False if none may be closed."""
+        """Close the first of the given connections that may be closed. Return False if none may be
+        closed."""
         for connection in candidates:
             if connection is not newcomer and (urgent or not connection.has_bytes()):
                 connection.evict()

@@ -66,7 +66,8 @@ class ModelProcess:
     can wait in its pipe."""
 
     def __init__(self, max_instances: int, max_batch: int) -> None:
-        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+        # spawned, because torch does not survive a fork
+        context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         self.process = context.Process(
             target=run_model_process, args=(worker_pipe, max_instances, max_batch), daemon=True
@@ -77,8 +78,8 @@ class ModelProcess:
         self.threads = ThreadPoolExecutor(2, "model")
 
     def load(self, release: Path) -> ModelInfo:
-        """Let the process load the model, and wait until it is ready. Raises the error if that
-        fails."""
+        """Let the process load the model, and wait until it is ready. Raises the error of the
+        process if loading fails."""
         self._send(release)
         result = self.receive()
         if isinstance(result, Exception):
@@ -122,7 +123,8 @@ class ModelProcess:
 def run_model_process(pipe: Connection, max_instances: int, max_batch: int) -> None:
     """Run a model process: receive the folder of the release, load the model, then answer batches
     until the server closes the pipe."""
-    # signals of a terminal reach all its processes, but the server decides when this process ends
+    # ignored, because a terminal sends signals to all of its processes, but the server decides when
+    # this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -214,8 +216,8 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
 
 
 def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, list[Any]]]:
-    """Return (answer, predictions) of each valid request. If the prediction fails, retry each half
-    of the requests, until the failing request is alone."""
+    """Return (answer, predictions) of each valid request. If the prediction of several requests
+    fails, predict each half of them again, until only the failing request is left."""
     try:
         results = predictor.predict(requests) if requests else []
         return [

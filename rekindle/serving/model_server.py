@@ -52,7 +52,7 @@ from rekindle.serving.model_process import Batch, ModelInfo, ModelProcess
 from rekindle.serving.openapi import make_openapi
 from rekindle.storage import Store
 
-# bounds of the buckets; close enough to test if a version is 1.5 times or twice as slow
+# bounds of the buckets in seconds; close enough to detect that a version is 1.5 or 2 times as slow
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")
@@ -129,7 +129,7 @@ class Metrics:
         self.features.add(batch.features)
 
     def show_age(self, data_until: str) -> None:
-        """Let `/metrics` report the time since the data cut-off of the model."""
+        """Let `/metrics` report the age of the model's data: the time since its data cut-off."""
         # the cut-off is empty or not a time
         with suppress(ValueError, OverflowError):
             end = datetime.fromisoformat(data_until).timestamp()
@@ -191,7 +191,7 @@ class ModelServer:
                 proxy_headers=False,
                 # never reached: Connections.sweep closes idle connections
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),
-                # a client may start its last request at the end of the grace period
+                # long enough for a request that a client starts at the end of the grace period
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
             )
         )
@@ -312,7 +312,7 @@ class ModelServer:
         return self.model
 
     def require_named_model(self, request: Request) -> Model:
-        """Return the model if the path names it. Raises Refusal."""
+        """Return the model if the request's path contains its name. Raises Refusal."""
         model = self.require_model()
         name = request.path_params["name"]
         if name != model.name:

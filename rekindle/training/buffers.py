@@ -117,7 +117,7 @@ class Buffers:
             padded_size(n, dtype)
             for n, (dtype, _) in zip(self._sizes, self._buffers_by_dtype, strict=True)
         ]
-        # number of float32 elements of all buffers in the memory of the state
+        # number of float32 elements that all buffers occupy in the training state
         self.floats = sum(self._padded_sizes)
         self._segments: list[Segment] = []
 
@@ -144,7 +144,7 @@ class Buffers:
             segment.values.new_zeros(segment.width, dtype=torch.float32)
             for segment in self._segments
         ]
-        # number of summands of each segment
+        # number of elements to sum in each segment
         self.widths = [segment.width for segment in self._segments]
 
     def load_into_model(self, memory: Tensor | None = None) -> None:
@@ -195,7 +195,8 @@ class Buffers:
             buffer.copy_(assigned.detach())
 
     def apply_totals(self, totals: Tensor, virtual_workers: int) -> None:
-        """Update the state from the summed changes, float32 [sum of widths]. Raises ConfigError."""
+        """Update the training state from the summed changes, a float32 tensor of shape [sum of
+        widths]. Raises ConfigError."""
         if totals.any():
             for segment, total in zip(self._segments, totals.split(self.widths), strict=True):
                 segment.apply_total(total, virtual_workers)

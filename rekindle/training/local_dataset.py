@@ -1,5 +1,5 @@
-"""The local copy of the dataset, which a node downloads once: all its workers share it, also after
-a restart."""
+"""The local copy of the dataset, which each node downloads once; all workers of the node share it,
+also after a restart."""
 
 import fcntl
 import json
@@ -40,9 +40,11 @@ def fetch_dataset(store: Store, prefix: str, digest: str) -> Path:
     target = root / digest
 
     with open(root / f"{digest}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock, however this process ends
+        # the kernel releases the lock even if this process is killed
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists() and not _is_intact(target, digest):
-            # the files are deleted and not overwritten: other processes may have them open
+            # the damaged files are deleted instead of overwritten, because other processes may have
+            # them open
             damaged = Path(tempfile.mkdtemp(prefix=f"{digest}.damaged-", dir=root))
             target.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
@@ -59,8 +61,8 @@ def fetch_dataset(store: Store, prefix: str, digest: str) -> Path:
 
 
 def _is_intact(folder: Path, digest: str) -> bool:
-    """Return True if this node has verified the copy and it is unchanged, or if it passes the
-    verification now."""
+    """Return True if the copy passes a verification now, or has passed one on this node and is
+    unchanged since."""
     with suppress(OSError, RekindleError):
         if _verified_stamp_file(digest).read_text() == _compute_stamp(folder):
             return True
@@ -83,8 +85,8 @@ def _record_verified(folder: Path, digest: str) -> None:
 
 
 def _verified_stamp_file(digest: str) -> Path:
-    """Return the file with the stamp of the verified copy. The file belongs to this node; other
-    nodes may share the copy."""
+    """Return the file with the stamp of the verified copy. The file is stored on this node only,
+    because other nodes may share the copy of the dataset."""
     return own_folder() / "verified" / digest
 
 
@@ -116,8 +118,8 @@ def _download(store: Store, prefix: str, target: Path) -> None:
 
 
 class LoaderState:
-    """The state of a workload's dataset that has `state_dict`: JSON that is equal in all workers
-    between two steps."""
+    """The state of a workload's dataset that defines `state_dict`; the state is JSON, and is equal
+    in all workers between two steps."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")

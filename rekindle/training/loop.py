@@ -46,7 +46,7 @@ def train(spec: TrainingSpec, leaving: threading.Event) -> None:
         lambda: read_completed_model(spec), leaving, "to check if the run is complete"
     ):
         _train_as_member(spec, leaving)
-    # workers that were killed during shutdown have left their snapshots
+    # remove the snapshots that workers have left if they were killed during shutdown
     snapshot_file.remove_run_files(
         snapshot_file.hash_run_name(spec.identity_hash(), spec.checkpoints)
     )
@@ -154,7 +154,7 @@ class Training:
                     self.save_paused_state()
 
                 is_complete = not self.group.stopped and self.group.finish(self.export_model)
-            # after SIGTERM, waits for the object store raise SystemExit
+            # after SIGTERM, waiting for the object store raises SystemExit
             except SystemExit:
                 self.group.leave_without_agreement()
 
@@ -166,12 +166,13 @@ class Training:
 
     @property
     def is_paused(self) -> bool:
-        """True at the step at which this process pauses; the process that resumes repeats it."""
+        """True at the step at which this process pauses the training; the process that resumes the
+        training repeats this step."""
         return self.state.step == self.pause > 0 and not self.state.is_finished(self.total)
 
     def save_paused_state(self) -> None:
-        """Write the state of a pause to the object store. Only rank 0 waits without a time
-        limit."""
+        """Write the training state at the pause to the object store. Rank 0 waits without a time
+        limit until the state is written, the other ranks at most PAUSE_CHECKPOINT_TIMEOUT_S."""
         timeout_s = PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf
         deadline = time.monotonic() + timeout_s
 
@@ -198,7 +199,8 @@ class Training:
 
                 group.add(virtual_worker, *computation.compute_summands(step, virtual_worker))
 
-            # summed along one fixed tree, so the number of workers does not change the bits
+            # the gradients are summed along one fixed tree, so the number of workers does not
+            # change the bits of the sum
             total = group.reduce()
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
@@ -227,7 +229,8 @@ class Training:
             self.checkpoints.save_if_due(group.last_place, durable=group.saving)
 
     def export_model(self) -> str:
-        """Write the weights and the curve, and last `model.json`, which marks the run as complete.
+        """Write the weights, the loss curve, and finally `model.json`, which marks the run as
+        complete.
 
         Returns the sha256 of the weights.
         """
@@ -239,7 +242,8 @@ class Training:
             self.write_file(WEIGHTS_FILE, save(tensors))
             self.write_file(CURVE, self.curve.dump())
 
-        # closed first: once model.json exists, the processes may be killed at any moment
+        # the metrics are closed before model.json is written, because the processes may be killed
+        # at any moment once it exists
         self.metrics.close()
 
         description = {

@@ -21,9 +21,10 @@ PROGRESS_LINE = re.compile(
 
 
 class Curve:
-    """The exact losses of up to about MAX_POINTS evenly spaced steps. Every worker records them.
+    """The exact losses of up to about MAX_POINTS evenly spaced steps. Every worker records the
+    losses.
 
-    A worker that joins late, or resumes from a checkpoint, has only the losses since then.
+    A worker that joins late or resumes from a checkpoint has only the losses of later steps.
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -98,7 +99,8 @@ class Metrics:
             self._point_start = now
             self._queue_points("train", values, step)
 
-        if self._line_step < 0:  # the first step of a process is a warm-up and is not measured
+        # the duration of a process's first step is not measured, because it is a warm-up
+        if self._line_step < 0:
             self._line_time = now
             self._line_step = step
             self.note("run", **self.plan)
@@ -110,8 +112,8 @@ class Metrics:
             self._line_step = step
 
     def record_validation(self, step: int, values: dict[str, float]) -> None:
-        """Record the validation of the weights after `step` updates: means over the held-out
-        samples by name."""
+        """Record the validation of the weights after `step` updates: the mean of the loss and of
+        each measure over the held-out samples."""
         self._validation_loss = values["loss"]
         self._queue_points("validation", values, step)
         if step == self.total:

@@ -21,10 +21,12 @@ def prepare_device(spec: TrainingSpec) -> torch.device:
     train.device does not exist."""
     _keep_freed_memory()
     torch.set_num_threads(spec.threads)
-    # same effect as torch.use_deterministic_algorithms, which also imports the compiler (1.8 s)
+    # same effect as torch.use_deterministic_algorithms, but without importing torch's compiler (1.8
+    # s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     settings: Any = torch.utils.deterministic
-    # the default fills new memory, which costs time; this code never reads uninitialized memory
+    # by default, deterministic torch fills new memory, which costs time and is unnecessary, since
+    # this code never reads uninitialized memory
     settings.fill_uninitialized_memory = False
 
     has_cuda = torch.cuda.is_available() if spec.device != "cpu" else False

@@ -1,7 +1,7 @@
 """The optimizers: torch's fused AdamW, or the optimizer that the workload creates.
 
-Both store their state in the flat memory of the training state, so every snapshot and checkpoint
-contains it, and joining workers receive it.
+Both optimizers store their state in the flat memory of the training state, so every snapshot and
+checkpoint contains it, and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from rekindle.training.buffers import padded_size
 from rekindle.training.spec import TrainConfig
 
 kernels: Any = torch  # torch's type stubs lack the fused operations
-# function that returns the learning rate of this update for the highest learning rate
+# function that computes the learning rate of the current update from the highest learning rate
 Rate = Callable[[float], float]
 NamedParameters = list[tuple[str, nn.Parameter]]
 
@@ -138,7 +138,7 @@ class TorchOptimizer:
     def attach(self, weights: Tensor, memory: Tensor) -> None:
         """Store the state in `memory`, float32 [floats]. The parameters are views of `weights`."""
         device_memory, self._host_state = memory.split([sum(sizes) for sizes in self._sizes])
-        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy
+        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy of the gradient
         chunks = [*device_memory.split(self._sizes[0]), *self._host_copy.split(self._sizes[1])]
         self._views: list[tuple[nn.Parameter, str, Tensor]] = []
         self.optimizer.state.clear()
@@ -162,7 +162,7 @@ class TorchOptimizer:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`. Raises
         ConfigError."""
         torch.div(gradient, divisor, out=self._gradient)
-        # set for each step, because an optimizer may drop or replace the gradients
+        # the gradients are set again for each step, because an optimizer may drop or replace them
         for (_, parameter), view in zip(self._named_parameters, self._gradient_views, strict=True):
             parameter.grad = view
 

@@ -22,10 +22,11 @@ from rekindle.step import flag, to_text
 
 REHEARSAL_STEP = "steps.rehearse"
 REHEARSAL_ROWS = 1000
-TIMEOUT_S = 30  # time limit of the rehearsal before a run, which may start without its result
+# time limit of the rehearsal before a run; after it, the run starts without the rehearsal's result
+TIMEOUT_S = 30
 TIMEOUT_STAGE = "timeout"
 # stage of the rehearsal → exit codes of failures that a training would repeat. Other failures may
-# have a cause that a training lacks: the rehearsal reads few rows.
+# happen only in the rehearsal, because it reads few rows.
 CERTAIN_EXIT_CODES = {
     "dataset": (exit_codes.INVALID_CONFIG,),
     **dict.fromkeys(

@@ -28,7 +28,8 @@ from rekindle.workload import Workload
 
 # number of parameters above which a model is built on the meta device, which allocates no memory
 MAX_PARAMETERS = 100_000_000
-# more than two: two virtual workers might by chance change a buffer by the same amount
+# this is more than two, because two virtual workers might by chance change a buffer by the same
+# amount
 MAX_VIRTUAL_WORKERS = 4
 META_DEVICE = torch.device("meta")
 # the results of the test; `stage` names the function of the workload that is being called
@@ -38,7 +39,7 @@ Report = dict[str, Any]
 def make_one_step_spec(
     train: dict[str, Any], workload: str, model: dict[str, Any], family: str
 ) -> TrainingSpec:
-    """Return a training of one step with few virtual workers."""
+    """Return the spec of a training of one step with few virtual workers."""
     count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
     return TrainingSpec.for_local_training(
         workload, model, train | {"virtual_workers": count, "steps": 1}, family
@@ -77,8 +78,8 @@ def build_state(
 
 
 def reject_sparse_layers(state: State) -> None:
-    """Raise ConfigError if a layer would have sparse gradients. For a model that is built without
-    trying a step: the step would raise the error itself."""
+    """Raise ConfigError if a layer would have sparse gradients. Only a model that is built without
+    running a step needs this check, since a step would raise the error itself."""
     trained_ids = {id(parameter) for parameter in state.parameters}
     for name, layer in state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
@@ -133,14 +134,17 @@ def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
 
 
 def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:
-    """Return the number of parameters of the model; 0 if the meta device cannot build it."""
+    """Return the number of parameters of the model, or 0 if the model cannot be built on the meta
+    device."""
     try:
         with META_DEVICE:
             model: nn.Module = build_model(spec, workload, facts)
         return sum(p.numel() for p in model.parameters())
     except (
         Exception
-    ):  # if the workload is at fault, building on a real device raises the error again
+        # ignored: if the workload is at fault, building the model on a real device raises it
+        # again
+    ):
         return 0
 
 
@@ -157,7 +161,7 @@ def _describe_tensor(name: str, tensor: object) -> dict[str, Any]:
 def try_step(
     spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report
 ) -> StepComputation:
-    """Make one step and, if the config has validation, a validation."""
+    """Run one training step and, if the config has validation, one validation."""
     report["stage"] = "dataset"
     samples, held_out = open_samples(spec, workload, dataset)
     computation = StepComputation(spec, workload, state, samples, held_out)
@@ -186,7 +190,8 @@ def try_step(
 def _sum_over_virtual_workers(
     computation: StepComputation, step: int
 ) -> tuple[list[float], Tensor]:
-    """Return the losses of all virtual workers, and the sum of their summands."""
+    """Return the losses of all virtual workers, and the sum of their gradients and other
+    summands."""
     state = computation.state
     losses = []
     total = state.weights.new_zeros(state.width)

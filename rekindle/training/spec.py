@@ -15,7 +15,8 @@ from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 
 # properties of a worker that the bits of a result depend on (numerics.compute_fingerprint)
 Fingerprint = dict[str, str | int]
-# settings of a training in one process; the number of workers does not change the weights
+# settings that are replaced for a training in one process; the number of workers does not change
+# the weights
 SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 
@@ -253,7 +254,7 @@ def check_supported_settings(train: TrainConfig, workload: Any) -> None:
 
 
 class TrainingSpec(StepInputs, TrainConfig):
-    """The inputs of one training run: every worker and the coordinator get the same."""
+    """The inputs of one training run, which are the same for every worker and the coordinator."""
 
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
@@ -306,7 +307,8 @@ class TrainingSpec(StepInputs, TrainConfig):
         family: str = "",
         digest: str = "",
     ) -> Self:
-        """Return the inputs of a training in one process, without the object store."""
+        """Return the inputs of a training that runs in one process and does not use the object
+        store."""
         values = {
             **train,
             **SINGLE_WORKER,
@@ -321,8 +323,8 @@ class TrainingSpec(StepInputs, TrainConfig):
         return cls.model_validate(values)
 
     def identity(self) -> dict[str, Any]:
-        """Return all inputs that the weights depend on; the machine's part is in
-        `numerics.compute_fingerprint`."""
+        """Return all inputs that the weights depend on, except the properties of the machine, which
+        `numerics.compute_fingerprint` returns."""
         facts = {
             "workload": self.workload,
             "model": self.model,
@@ -344,8 +346,8 @@ class TrainingSpec(StepInputs, TrainConfig):
         return f"{self.checkpoints}/ledger"
 
     def pause_step(self, samples: int) -> int:
-        """Return the step at which training pauses: the step of a validation before the last one,
-        or 0 for no pause."""
+        """Return the step at which training pauses, which is the step of a validation before the
+        last validation, or 0 for no pause."""
         every = self.validation_interval(samples)
         total = self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every

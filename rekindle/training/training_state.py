@@ -1,7 +1,7 @@
 """The whole training state in one flat tensor: weights, optimizer state, average of the weights
 (optional), buffers, and the best weights so far with the record of validation (optional).
 
-One broadcast sends this tensor and one copy saves it, so no part can be forgotten. Parameters and
+A single broadcast or copy transfers the whole tensor, so no part can be forgotten. Parameters and
 non-float32 tensors are views of this tensor, aligned to 64 bytes.
 """
 
@@ -27,8 +27,8 @@ from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
 MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
-# number of float64 values in the record of validation: the best loss, its step, the number of
-# validations since then, and 1 if training has ended
+# number of float64 values in the validation record: the best loss, its step, the number of
+# validations since this step, and 1 if training has ended
 RECORD_LENGTH = 4
 
 
@@ -36,8 +36,8 @@ class State:
     """A model and its optimizer. `step` is the number of updates made, or -1 before the state is
     initialized.
 
-    With validation, training ends with one step that only validates. `make_optimizer` is the
-    workload's function `optimizer`; without it, the optimizer is AdamW.
+    If validation is configured, training ends with one step that only validates. `make_optimizer`
+    is the workload's function `optimizer`; without it, the optimizer is AdamW.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class State:
 
         optimizer = None
         if make_optimizer:
-            # called first, because it may freeze parameters
+            # `make_optimizer` is called first, because it may freeze parameters
             optimizer = make_optimizer(model, config)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise ConfigError(
@@ -153,7 +153,8 @@ class State:
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
 
-        # the decay is faster at first, so that the average soon forgets the initial weights
+        # the weight of the old average is smaller at first, so that the average soon forgets the
+        # initial weights
         if config.average:
             self._average.lerp_(
                 self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step))
@@ -162,7 +163,8 @@ class State:
         return norm
 
     def record_validation(self, loss: float, *, is_last: bool) -> bool:
-        """Record the validation loss of the current weights. Returns True if training ends here."""
+        """Record the validation loss of the current weights. Returns True if training ends with
+        this validation."""
         assert self._record is not None
 
         best, best_step, misses, _ = self._record.tolist()
@@ -192,7 +194,8 @@ class State:
 
     @property
     def update_count(self) -> int:
-        """Number of updates made; with validation, the step that ends training makes none."""
+        """Number of updates made; if validation is configured, the last step only validates and
+        makes no update."""
         return self.step - int(self._record is not None and self._record[3].item() > 0)
 
     @property
@@ -244,8 +247,8 @@ class State:
 
 
 def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trainable parameters by name, matrices first, since only matrices decay. Raises
-    ConfigError."""
+    """Return the trainable parameters by name, matrices first, since weight decay applies only to
+    matrices. Raises ConfigError."""
     named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     shapeless = [

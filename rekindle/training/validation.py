@@ -1,9 +1,9 @@
 """Validation during training: loss and measures of the held-out samples, in eval mode, with the
 weights to release.
 
-The virtual workers share the micro-batches of the held-out samples, and their sums are reduced
-together with the gradients of the next step. So the number of workers does not change the bits of
-these sums, and a validation needs no extra communication.
+The micro-batches of the held-out samples are divided among the virtual workers, whose sums are
+reduced together with the gradients of the next step. So the number of workers does not change the
+bits of the validation sums, and a validation needs no extra communication.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Subset:
-    """Some samples of a dataset, or all of them if `indices` (int64) is None."""
+    """The samples of a dataset at `indices` (int64), or all samples if `indices` is None."""
 
     def __init__(self, data: Dataset, indices: Tensor | None) -> None:
         self.data = data
@@ -42,8 +42,8 @@ class Subset:
 def split_samples(
     spec: TrainingSpec, workload: Workload, data: Dataset, path: Path
 ) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples (None without validation). Raises
-    DataError if one of the two sets would be empty."""
+    """Return the training samples and the held-out samples (None if no validation is configured).
+    Raises DataError if one of the two sets would be empty."""
     if spec.validation == "workload":
         held_out = Subset(workload.dataset(path, "validation"), None)
         if not len(held_out):
@@ -123,8 +123,8 @@ class Validation:
         )
 
     def compute_sums(self, step: int, virtual_worker: int) -> list[Tensor]:
-        """Return the sums of the loss and the measures over one virtual worker's share of the
-        held-out samples, [1 + MAX_MEASURES].
+        """Return the sums of the loss and the measures over one virtual worker's part of the
+        held-out samples, as a tensor [1 + MAX_MEASURES].
 
         Returns zeros if no validation is due, and [] if the config has no validation.
         """

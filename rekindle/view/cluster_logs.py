@@ -3,9 +3,9 @@ each line.
 
     Logs(cluster, "demo-4k2xp", out).follow()     # until the run ends and all lines are written
 
-One thread per container reads the log. It continues after a broken connection without repeating
-lines. Pods may be deleted and recreated under the same name. `read_archived` reads the logs of
-deleted pods.
+One thread per container reads the log. Reading continues after a broken connection, without
+repeating lines. Pods may be deleted and recreated under the same name. `read_archived` reads the
+logs of deleted pods.
 
     # in a pod: {"key": ..., "number": ..., "line": ...} for each line
     python -m rekindle.view.cluster_logs KEY...
@@ -44,7 +44,7 @@ Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 # after this time without a line, a thread reconnects, because the connection may be dead
 SILENCE_TIMEOUT_S = 300.0
-DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
+DRAIN_TIMEOUT_S = 5.0  # time limit for reading the last log lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (
     "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step:"
@@ -86,7 +86,7 @@ class Logs:
 
     def print(self, workflow: Object) -> int:
         """Write the current logs, and the archived logs of deleted pods. Return the number of pods
-        plus the number of archived lines."""
+        whose logs were read, plus the number of archived lines."""
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
@@ -137,7 +137,7 @@ class Logs:
         self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
     def _note_missing(self, workflow: Object, reason: str) -> None:
-        """Record the `reason` for each step that has run and whose log was not read."""
+        """For each step that has run and whose log was not read, record `reason` as the reason."""
         for label in started_pod_labels(workflow):
             if self.step in label and label not in self.shown:
                 self.missing_lines_reasons.setdefault(label, reason)
@@ -201,14 +201,15 @@ class Logs:
     def _stream_lines(
         self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
     ) -> Iterator[str]:
-        """Yield each line of one start of a container once, even after reconnecting."""
+        """Yield each line that a container has logged since one of its starts, exactly once even
+        after reconnecting."""
         query = {"timestamps": "true"}
         if follow:
             query["follow"] = "true"
         if previous:
             query["previous"] = "true"
 
-        # the newest timestamp, and the number of lines with this timestamp
+        # the newest timestamp, and the number of lines already read with this timestamp
         last = ""
         written = 0
         pause = 0.2
@@ -218,7 +219,7 @@ class Logs:
             began = last
 
             try:
-                # the API takes whole seconds
+                # the Kubernetes API accepts only whole seconds
                 if last:
                     query["sinceTime"] = re.sub(r"\.\d+", "", last)
 
@@ -261,8 +262,8 @@ class Logs:
             pause = min(5.0, pause * 2)
 
     def _is_running(self, pod: Object, container: str, starts: int) -> bool:
-        """Return True if the container still runs. The end of a stream does not tell, because the
-        kubelet also ends a stream when it rotates the log."""
+        """Return True if the container still runs. The end of a log stream does not show this,
+        because the kubelet also ends the stream when it rotates the log."""
         try:
             now = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
@@ -373,7 +374,7 @@ def read_archived(
     keys: dict[str, str] = {}
 
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        # a Retry node has the outputs of its last attempt, whose pod may still exist
+        # skip the Retry node: it repeats the outputs of its last attempt, whose pod may still exist
         if node["type"] == "Retry":
             continue
 
@@ -400,8 +401,8 @@ def read_archived(
 
 
 def _print_stored(keys: Iterable[str]) -> None:
-    """Print each line of the objects `keys` as JSON with its number. For a missing object, print
-    one line that reports it."""
+    """Print each line of the objects `keys` as a JSON object that includes the number of the line.
+    For a missing object, print one line that reports it."""
     from rekindle.storage import NotFound, Store
 
     store = Store.from_env()
@@ -424,8 +425,9 @@ def inputs_of(row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of the training of a run, polled from the logs of its workers as long as `of` is
-    called. If no worker runs, the progress is the reason why the job waits in its queue."""
+    """The progress of a run's training, read from the logs of its workers every few seconds as long
+    as `of` is called. If no worker runs, the progress is the reason why the job waits in its
+    queue."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -438,7 +440,7 @@ class TrainingProgress:
         if row.phase in FAILED:
             labels = [row.name.partition("(")[0], task_of(row)]
             server = inputs_of(row).get("server", "")
-            # without logs, only the message of the step is shown
+            # if the logs cannot be read, only the message of the step is shown
             with suppress(ApiError):
                 return last_error(tail(self.cluster, self.name, labels, server))
             return ""
@@ -470,7 +472,7 @@ class TrainingProgress:
                         step, _, reason = line.partition(" ")
                         progress[f"{self.name}-{step}-"] = reason
             except ApiError:
-                # the next poll may succeed
+                # keep the previous progress, because the next poll may succeed
                 progress = self.progress
 
             self.progress = progress

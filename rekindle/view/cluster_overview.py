@@ -29,8 +29,8 @@ def everything(cluster: Cluster, as_json: bool) -> str:
 
 
 def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> str:
-    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if it
-    does not exist."""
+    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if
+    the run does not exist."""
     workflow = add_waiting(cluster, read_run(cluster, name))
     if as_json:
         return to_json(as_object(cluster, workflow), indent=2)

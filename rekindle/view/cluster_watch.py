@@ -37,7 +37,7 @@ REFRESH_INTERVAL_S = 2.0
 
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
-    """Show a run until it completes. Raises ConfigError if it does not exist."""
+    """Show a run until it completes. Raises ConfigError if the run does not exist."""
     workflow = read_run(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
@@ -59,7 +59,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
 
 
 class _RunRefresher:
-    """Shows the newest state of a run, and regularly adds the pods that wait."""
+    """Shows the newest state of a run, and regularly adds its waiting pods."""
 
     def __init__(self, cluster: Cluster, shown: display.RunDisplay) -> None:
         self._cluster = cluster
@@ -83,7 +83,7 @@ class _RunRefresher:
             yield
         finally:
             self._ended.set()
-            # a request in progress may take long
+            # do not wait longer, because a request in progress may take long
             thread.join(REFRESH_INTERVAL_S)
 
     def _refresh(self) -> None:

@@ -1,5 +1,5 @@
-"""Report on the trainings of a run: `rekindle explain`. The source is the ledger of a training, or,
-for a job of another framework, the time and outcome of its step.
+"""Report on the trainings of a run: `rekindle explain`. The report uses the ledger of a training
+or, for a job of another framework, the time and outcome of its step.
 
     # in a pod: prints {TASK: {"words": [...], ...}}
     python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'
@@ -39,14 +39,14 @@ LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)")
 
 
 class TrainingCost(Document):
-    """The cost of a training, as far as the cost of its run needs it."""
+    """The fields of a training's cost that are needed to compute the cost of its run."""
 
     model_config = ConfigDict(extra="allow")
     total: float
 
 
 class TrainingReport(Document):
-    """The report on a training that a pod prints, as far as this machine uses it."""
+    """The fields that this machine uses of the report that a pod prints about a training."""
 
     model_config = ConfigDict(extra="allow")
     words: list[str]
@@ -78,8 +78,8 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
-    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable
-    from this machine.
+    """Return the report on a cluster's run. A pod in the cluster reads the ledgers, because the
+    object store may be unreachable from this machine.
 
     Raises ConfigError, ApiError, RekindleError if the pod fails.
     """

@@ -28,8 +28,9 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome with one line per fact. `facts` (endpoint, commands, cost, ...) precede
-    the duration. The outputs of the workflow are interpreted only if `is_rekindle`."""
+    """Return the outcome of a successful run as text, with one line per fact. `facts` (endpoint,
+    commands, cost, ...) are lines that precede the line with the duration. The outputs of the
+    workflow are interpreted only if `is_rekindle` is True (Rekindle rendered it)."""
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
 
@@ -60,8 +61,8 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
 
 
 def _verdict(status: Status, values: Mapping[str, str]) -> str:
-    """Describe the verdict, and whether the model was released, which does not follow from the
-    verdict."""
+    """Describe the verdict, and whether the model was released, because a positive verdict does not
+    imply a release."""
     released = releases(status)
     verdict = values.get("verdict", "")
 

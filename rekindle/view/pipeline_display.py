@@ -33,7 +33,7 @@ def create_run(
 ) -> "Pipeline":
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print notes of `lint`.
+    `notes`: whether to print the notes of `lint`.
     """
     local = foreground.create_run(
         LocalCluster(home),
@@ -47,8 +47,8 @@ def create_run(
 
 
 def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the PersistentVolumeClaim that `cluster.cache` names. On this machine, it is a folder
-    that the run creates."""
+    """Return the PersistentVolumeClaim that `cluster.cache` names. In a local run, this claim is a
+    folder that the run creates."""
     cluster = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
@@ -75,7 +75,7 @@ def load_run(
 
 
 class Pipeline(foreground.Foreground):
-    """Runs a workflow. `is_rekindle` is True if Rekindle has rendered it."""
+    """Runs a workflow. `is_rekindle` is True if Rekindle has rendered the workflow."""
 
     def __init__(self, local: LocalRun) -> None:
         super().__init__(local)

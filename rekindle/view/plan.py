@@ -12,13 +12,16 @@ from rekindle.operations.plan.timing import Total
 from rekindle.training.cost.bill import format_amount, format_money
 from rekindle.training.cost.pod_requests import GIB, Replicas, count_gpus
 
-MAX_REASON_LENGTH = 120  # characters of a reason in the table; `-o json` does not shorten it
+# maximum number of characters of a reason in the table; `-o json` does not shorten reasons
+MAX_REASON_LENGTH = 120
 MAX_NAMES = 8  # maximum number of tasks that a line of totals names
-MIN_TIME_SHARE = 0.01  # share of the total below which a task of the critical path is not shown
+# fraction of the total time below which a task of the critical path is not shown
+MIN_TIME_SHARE = 0.01
 
 
 def text(plan: Forecast) -> str:
-    """Return the table of tasks, the totals, and the possible releases."""
+    """Return the text of the forecast: the table of tasks, the totals, and the models that the run
+    may release."""
     rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
     return visible("\n".join([runs.format_table(rows), "", *_describe_totals(plan)]))
 

@@ -24,7 +24,7 @@ OUTPUT = re.compile(
 
 
 class InternalSteps:
-    """Recognizes the internal steps of one run. `manifest` is its workflow."""
+    """Recognizes the internal steps of one run. `manifest`: the workflow of the run."""
 
     def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
         self.is_rekindle = is_rekindle(manifest)
@@ -38,7 +38,7 @@ class InternalSteps:
         if not (self.is_rekindle and row.node and row.phase in DONE):
             return False
 
-        # members of a loop belong to the task of the loop
+        # the items of a loop belong to the loop's task
         task = row.name.rpartition(".")[2].partition("(")[0]
         template = self._template(row.node)
         parent = self._parent(row)
@@ -58,7 +58,8 @@ class InternalSteps:
         return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
 
     def make_readable(self, row: Step) -> Step:
-        """Return the row of a skipped step with the condition in the words of the pipeline."""
+        """Return the row of a skipped step, with its condition written as in the pipeline's
+        source."""
         if row.phase != "Skipped" or not row.node or not row.message.startswith("when "):
             return row
 

@@ -48,7 +48,8 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             tensors = dict(self.named_buffers())
-            values = images.flatten(1)[:, tensors["pixel"].long()]  # shape [B, rounds, 10]
+            # value of each stump's pixel, shape [B, rounds, 10]
+            values = images.flatten(1)[:, tensors["pixel"].long()]
             return torch.where(
                 values <= tensors["threshold"], tensors["below"], tensors["above"]
             ).sum(1)

@@ -1,5 +1,5 @@
-"""Train gradient-boosted stumps on the digits as XGBoost does: each replica has a share of the
-rows, and the replicas sum their histograms of gradients.
+"""Train gradient-boosted stumps on the digits as XGBoost does: each replica has a part of the rows,
+and the replicas add up their histograms of gradients.
 
     rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model \\
       --model='{"rounds": 40}'
@@ -224,7 +224,8 @@ def connect_replicas() -> Iterator[Peers]:
         yield Peers(rank, size, sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
-        sys.exit(exit_codes.TERMINATED)  # the operator restarts the replica
+        # this exit code makes the training operator restart the replica
+        sys.exit(exit_codes.TERMINATED)
 
     for process in processes:
         process.wait()

@@ -1,8 +1,8 @@
 """The reference workload: a transformer and boosted trees detect card fraud. rekindle/workload.py
 describes the functions of a workload.
 
-Heavy modules are imported only when a function needs them. A submodule must not have the name of a
-function below, because importing it would replace the function.
+Heavy modules are imported only when a function needs them. A submodule must not have the same name
+as a function in this module, because importing the submodule would replace the function.
 """
 
 from pathlib import Path
@@ -40,8 +40,8 @@ def ap(scores: Any, truths: Any) -> float:
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """Return the average precision for each bootstrap resample of the cards; transactions of one
-    card are not independent."""
+    """Return the average precision for each bootstrap resample of the cards; cards are resampled as
+    a whole, because the transactions of one card are not independent."""
     from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)
@@ -55,14 +55,14 @@ def auc(scores: Any, truths: Any) -> float:
 
 
 def cp100(scores: Any, truths: Any) -> float:
-    """Return the card precision@100: the share of frauds among the 100 cards that are checked each
-    day."""
+    """Return the card precision@100: the fraction of compromised cards among the 100 cards that are
+    checked each day."""
     from steps.fraud.ranking import card_precision
 
     return card_precision(scores, *truths.T)
 
 
-# means over test weeks
+# each metric is the mean of its values for the test weeks
 metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))
 
 
@@ -105,8 +105,8 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 
 
 def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
-    """Open the test weeks; with a champion, only the weeks that it was not trained on. Raises
-    DataError."""
+    """Open the test weeks; if there is a champion, only the weeks that it was not trained on.
+    Raises DataError."""
     from steps.fraud.handbook_protocol import open_examples
 
     return open_examples(path, champion)

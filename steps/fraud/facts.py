@@ -1,4 +1,4 @@
-"""Parse and validate the facts of a dataset that its readers use."""
+"""Parse and validate those facts of a dataset that the code reading the dataset needs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rekindle.workload import dataset_facts
 
 
 class Facts(Document):
-    """The facts in dataset.json; times are in microseconds."""
+    """The facts in dataset.json; times are in microseconds since the epoch."""
 
     features: list[str]
     first_time: int

@@ -16,7 +16,8 @@ from rekindle.workload import DataConfig
 from steps.fraud.data.simulation_uri import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
-# minimum number of cards of a smaller world; with fewer cards, a week may be without fraud
+# minimum number of cards of a smaller simulated world; with fewer cards, a week may contain no
+# fraud
 MIN_CARDS = 200
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
 
@@ -44,7 +45,8 @@ class Columns(Section):
     )
 
     def describe(self, name: str) -> str:
-        """Return the text for a column in messages: its name in the source, and the setting."""
+        """Return the text that describes a column in messages: its name in the source, and the
+        setting with this name."""
         return f'column "{getattr(self, name)}" (data.columns.{name})'
 
 
@@ -161,8 +163,8 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the days of its window before `time`, even if the run starts
-        later."""
+        """Return the section with the window's days before the scheduled `time`, even if the run
+        starts later."""
         if not self.window:
             return self
         last = time.date() - timedelta(days=1)
@@ -175,8 +177,8 @@ class Data(DataConfig):
         )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world; None for other data, whose first rows
-        would lack the test weeks."""
+        """Return the section for a smaller simulated world, or None for data that is not simulated,
+        because its first rows would lack the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)
@@ -204,7 +206,7 @@ class Model(Section):
 
     @property
     def reach(self) -> int:
-        """Number of earlier transactions that can influence a score."""
+        """Number of transactions before a scored transaction that can influence its score."""
         return self.layers * (self.window - 1)
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """Evaluate fraud models week by week, by the protocol of the Fraud Detection Handbook (chapter 5).
 
 A test week starts `label_delay_days` after a reference week; training may use data up to the end of
-the reference week. Each day of the test week excludes cards that are already known to be
-compromised: cards with a fraud in or after the reference week whose label is known. Metrics are
-means over the test weeks; all models are evaluated on the same rows.
+the reference week. On each day of the test week, cards that are already known to be compromised are
+excluded: those with a fraud in or after the reference week whose label is known by then. Metrics
+are means over the test weeks; all models are evaluated on the same rows.
 """
 
 from dataclasses import dataclass, replace
@@ -36,8 +36,8 @@ WEEK = 7 * DAY
 BATCH = 64  # number of windows that the model scores at once
 REPLAY_ROWS = 200  # approximate number of test rows that `verify` replays
 
-# The published data of 2018: first day of a test week → (transactions and frauds until the end of
-# the week, test rows and frauds among them).
+# The published data of 2018: first day of each test week → (number of transactions until the end of
+# the week, number of frauds among them, number of test rows, number of frauds among these).
 PUBLISHED_FIRST = 1_522_540_831_000_000
 PUBLISHED = {
     "2018-07-04": (968_731, 7_698, 57_182, 416),
@@ -49,8 +49,11 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
-TOO_GOOD = {"ap": 0.97, "auc": 0.997}  # higher metrics are implausible for real cards
-RANDOM_ORDERS = 39  # by chance, an AP exceeds the maximum of 39 random orders with probability 2.5%
+# metrics above these limits are implausible for real card payments
+TOO_GOOD = {"ap": 0.97, "auc": 0.997}
+# number of random orders; the AP of another random order exceeds the maximum of 39 with probability
+# 2.5%
+RANDOM_ORDERS = 39
 # upper bounds of the metrics on the published test weeks: the metrics of an ideal observer, who
 # knows the rules of the simulation, rounded up
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
@@ -118,9 +121,9 @@ class Boosted:
     """The log-odds that the trees of a release compute for single transactions in its servers."""
 
     trees: Trees
-    train_end: int  # the trees score rows at and after this time, even after a refresh
+    train_end: int  # end of training: the trees score rows from this time on, even after a refresh
     ids: Ints  # ids of the last training rows of the release, ascending
-    values: Floats  # log-odds of these rows
+    values: Floats  # log-odds of the rows with these ids
 
     @classmethod
     def load(cls, release: Path) -> "Boosted":
@@ -129,13 +132,13 @@ class Boosted:
         log_odds = load_trained(release / "state")
         train_end = dataset_facts(release).get(
             "train_end", state.train_end
-        )  # a refresh changes only the state's train_end
+        )  # take train_end from the dataset's facts, since a refresh changes train_end in the state
         order = np.argsort(log_odds["id"])
         return cls(state.trees, train_end, log_odds["id"][order], log_odds["boosted"][order])
 
     def replace(self, rows: Rows, index: Ints, features: Tensor) -> None:
         """Write the log-odds into the features [B, L, F] of the rows `index` [B, L]."""
-        # windows may run into the rows of another card
+        # exclude rows of other cards, into which a window may extend
         same_card = rows.first[index] == rows.first[index[:, :1]]
         later = same_card & (rows.times[index] >= self.train_end)
         position = np.minimum(np.searchsorted(self.ids, rows.ids[index]), len(self.ids) - 1)
@@ -173,7 +176,8 @@ def score(
 
 
 class Weekly(Examples):
-    """Rows of the test weeks, at the positions `index` (ascending) of the dataset in `path`."""
+    """Rows of the test weeks: those at the positions `index` (ascending) in the dataset at
+    `path`."""
 
     def __init__(self, path: Path, rows: Rows, weeks: list[Week], warnings: list[str]) -> None:
         self.path = path
@@ -193,8 +197,8 @@ class Weekly(Examples):
         )
 
     def score(self, model: Path, dataset: Path) -> Floats:
-        """Score all rows at once: one request per row would contain thousands of earlier
-        transactions."""
+        """Score all rows at once, because one request for each row would have to contain thousands
+        of earlier transactions."""
         loaded = load(model)
         is_candidate = dataset == self.path
 
@@ -241,7 +245,7 @@ class Weekly(Examples):
         return replace(evaluation, parts=parts, warnings=warnings)
 
     def _warn_of_chance(self, scores: Floats, ap: float) -> list[str]:
-        """Return a sentence if the candidate's AP may be no better than the AP of its scores in
+        """Return a warning if the candidate's AP is not clearly better than the AP of its scores in
         random order."""
         labels = self.rows.labels[self.index]
         weeks = [self.parts == week.name for week in self.weeks]
@@ -278,8 +282,8 @@ class Weekly(Examples):
 
 
 def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
-    """Open the test weeks; with the facts of a champion's dataset, only weeks that it was not
-    trained on.
+    """Open the test weeks; if the facts of a champion's dataset are given, only the weeks that the
+    champion was not trained on.
 
     Raises DataError if no week remains.
     """

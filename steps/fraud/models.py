@@ -1,13 +1,13 @@
 """The two families of fraud models: a causal transformer over the transactions of a card, and
 boosted trees.
 
-Both give one probability per transaction. The trees (steps/fraud/data/boosting.py) are fitted by
-`prepare`, which stores their log-odds as a feature of each transaction; the transformer gets this
-feature, too.
+Both families give one probability of fraud for each transaction. The trees
+(steps/fraud/data/boosting.py) are fitted by `prepare`, which stores their log-odds as a feature of
+each transaction; the transformer gets this feature, too.
 
 Each layer of the transformer attends to at most `model.window` transactions, so a score depends
-only on the newest `layers * (window - 1) + 1` transactions. A score does not change if the history
-before them is cut off, and is the same in a server, which scores one history, and in an evaluation,
+only on the newest `layers * (window - 1) + 1` transactions. A score does not change if earlier
+history is cut off, and is the same in a server, which scores one history, and in an evaluation,
 which scores long runs of rows. Ids of cards and terminals are not inputs. `model.safetensors`
 includes the names, means and standard deviations of the inputs.
 """
@@ -25,12 +25,13 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-INITIAL_LOGIT = -5.0  # low, since fraud is rare
-CLIP = 8.0  # limit of standardized inputs; larger values do not help
+INITIAL_LOGIT = -5.0  # initial log-odds of fraud, which are low because fraud is rare
+CLIP = 8.0  # standardized inputs are clipped to ± this limit, because larger values do not help
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward with residuals: [B, L, width] → [B, L, width]."""
+    """Transformer block with pre-norm attention and feed-forward layers and residual connections:
+    [B, L, width] → [B, L, width]."""
 
     def __init__(self, section: Model) -> None:
         super().__init__()
@@ -45,8 +46,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor, mask: Tensor, last: Tensor | None = None) -> Tensor:
-        """Add `mask` [L, L] to the attention logits. With `last` [B], compute these positions only:
-        [B, 1, width]."""
+        """Add `mask` [L, L] to the attention logits. If `last` [B] is given, return only the
+        outputs at the positions `last`: [B, 1, width]."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(
             batch, length, 3, self.heads, width // self.heads
@@ -86,8 +87,7 @@ class Inputs(nn.Module):
 
 
 class TreesModel(Inputs):
-    """Features [B, L, F] → the log-odds of the boosted trees [B, L], which are one of the
-    features."""
+    """Returns the log-odds of the boosted trees [B, L], which are one of the features [B, L, F]."""
 
     reach = 0
     width = 0
@@ -97,7 +97,8 @@ class TreesModel(Inputs):
         self.boosted = names.index(BOOSTED)
 
     def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
-        """Return the log-odds [B, L]; with `last` [B], at these positions: [B, 1]."""
+        """Return the log-odds [B, L], or, if `last` [B] is given, only those at the positions
+        `last`: [B, 1]."""
         boosted = features[..., self.boosted]
         if last is None:
             return boosted
@@ -105,8 +106,8 @@ class TreesModel(Inputs):
 
 
 class FraudModel(Inputs):
-    """Features [B, L, F] of consecutive transactions of one card each → log-odds of fraud [B, L],
-    causal."""
+    """Causal transformer: features [B, L, F], each row with consecutive transactions of one card →
+    log-odds of fraud [B, L]."""
 
     def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
         super().__init__(names, mean, spread)
@@ -175,8 +176,8 @@ def load(folder: Path) -> TreesModel | FraudModel:
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean cross entropy of the counted positions; batch = (features [B, L, F], labels,
-    counted [B, L])."""
+    """Return the mean cross entropy over the positions that `counted` marks; the batch is (features
+    [B, L, F], labels [B, L], counted [B, L])."""
     features, labels, counted = batch
     losses = fn.binary_cross_entropy_with_logits(
         model(features), labels.to(features.dtype), reduction="none"
@@ -186,14 +187,14 @@ def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
 
 @torch.inference_mode()
 def score_all(model: nn.Module, features: Tensor) -> Tensor:
-    """Return the probability of fraud at every position: [B, L, F] → float64 [B, L]."""
+    """Return the probability of fraud at every position: features [B, L, F] → float64 [B, L]."""
     return model(features).double().sigmoid()
 
 
 @torch.inference_mode()
 def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-    """Return the probability of fraud of the last row of each history: [B, L, F], lengths [B] (≥ 1)
-    → float64 [B].
+    """Return the probability of fraud of the last row of each history: features [B, L, F], lengths
+    [B] (≥ 1) → float64 [B].
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
     the model is wide enough (MIN_BATCH_WIDTH in scoring.py), the bits of a score do not depend on

@@ -98,8 +98,8 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
 
 
 def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
-    """Draw a table of the kinds of fraud: the number of frauds, the share of frauds above
-    ALARM_SCORE, and the AP against genuine rows."""
+    """Draw a table with a row for each kind of fraud: the number of frauds, the fraction of them
+    above ALARM_SCORE, and the AP against genuine rows."""
     rows = []
 
     for kind in np.unique(scenarios[labels == 1]):

@@ -1,7 +1,7 @@
 """The metrics of the Fraud Detection Handbook (chapter 4).
 
 AP and AUC are defined as in scikit-learn, which is not imported because that takes longer than the
-computation. CP@k is the share of frauds among the k cards that are checked each day.
+computation. CP@k is the fraction of compromised cards among the k cards that are checked each day.
 """
 
 from typing import Any
@@ -14,28 +14,31 @@ Ints = NDArray[np.integer[Any]]
 
 
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
-    """Return (frauds, transactions) at or above each distinct score, highest score first."""
+    """For each distinct score, highest first, return the numbers of frauds and of transactions with
+    this score or a higher one."""
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # True for the last of equal scores
+    # True at the last position of each run of equal scores
+    last = np.append(np.diff(scores[order]) != 0, True)
     return np.cumsum(labels[order], dtype=np.int64)[last], np.flatnonzero(last) + 1
 
 
 def average_precision(scores: Floats, labels: Ints) -> float:
-    """Return the sum over thresholds of (recall gained) * precision; needs at least one fraud."""
+    """Return the average precision: the sum of (increase in recall) * precision over all
+    thresholds; at least one row must be a fraud."""
     frauds, called = counts(scores, labels)
     return float(np.sum(np.diff(frauds, prepend=0) * frauds / called) / frauds[-1])
 
 
 def roc_auc(scores: Floats, labels: Ints) -> float:
-    """Return the probability that a fraud scores above a genuine transaction (ties count half);
-    needs a row of each kind."""
+    """Return the probability that a fraud has a higher score than a genuine transaction (ties count
+    half); both kinds of rows must exist."""
     frauds, called = (np.append(0, column) for column in counts(scores, labels))
     return float(np.trapezoid(frauds, called - frauds) / (frauds[-1] * (called[-1] - frauds[-1])))
 
 
 def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: int = 100) -> float:
-    """Return CP@top: the share of compromised cards among the `top` with the highest score,
-    averaged over the days.
+    """Return CP@top: the fraction of compromised cards among the `top` cards with the highest
+    scores of a day, averaged over the days.
 
     The score and label of a card on a day are the maxima over its transactions. A compromised card
     that was checked is left out on later days. Ties are ordered by card number.
@@ -60,11 +63,12 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
 
 
 def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
-    """Return the AP for each column of `draws`, which has a weight per card."""
+    """Return the average precision for each column of `draws`, which contains one weight for each
+    card."""
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
-    # level 0: score at or above the highest threshold
+    # level 0 has the rows whose score is at or above the highest threshold
     level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
     shape = (len(thresholds) + 1, len(draws))
     every = csr_array((np.ones(len(level), np.float32), (level, card)), shape)[:-1] @ draws

@@ -1,9 +1,9 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
-Newer transactions get the features and tree scores that a server would compute for them in the
-`history` of a request, and labels that are known now are filled in. A request to the new state
-without these transactions gets, bit for bit, the same prediction as a request to the previous state
-with these transactions in `history`.
+Newer transactions get the features and tree scores that a server would compute for them as
+`history` of a request, and the labels that have become known. A request without the newer
+transactions gets, with the new state, bit for bit the same prediction as a request with them in
+`history` got with the previous state.
 """
 
 from dataclasses import replace
@@ -22,12 +22,13 @@ from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_utc
 from steps.fraud.fraud_config import Data
 
 CHUNK = 4096  # number of rows that the trees score at once
-SAMPLE = 50  # number of newest transactions whose predictions verify the servers
+# number of newest transactions that are sent to the servers to verify their predictions
+SAMPLE = 50
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Write the state of `release`, updated with newer transactions of `data`, to `out`; None if no
-    transaction is newer.
+    """Write the state of `release`, updated with newer transactions of `data`, to `out`; return
+    None if no transaction is newer.
 
     Raises DataError if rows between the end of the state and the start of the data are missing.
     """
@@ -43,8 +44,9 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
     if rows.time[0] >= current.train_end + DAY:
         raise DataError(
-            f"{data.source} begins at {format_utc(rows.time[0])}, but the state of the model ends at"
-            f" {format_utc(current.train_end)}: the transactions in between are missing. Give data from"
+            f"{data.source} begins at {format_utc(rows.time[0])}, but the state of the model ends"
+            f" at {format_utc(current.train_end)}: the transactions in between are missing. Give"
+            " data from"
             " that time on."
         )
 
@@ -83,7 +85,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
 
 def fill_labels(old: Rows, new: Rows) -> Rows:
-    """Return the `old` rows with the labels that rows of `new` with the same ids have."""
+    """Return the `old` rows with the labels of the rows of `new` that have the same ids."""
     labelled = new[new.fraud != UNKNOWN]
     order = np.argsort(labelled.id)
     position = np.minimum(
@@ -107,7 +109,8 @@ def extend(current: serving_state.State, old: Rows, later: Rows, until: int) -> 
     """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their
     features."""
     rows = Rows.concat([old, later])
-    number = np.arange(len(rows))  # marks the rows of `old`, which keep their features
+    # row numbers, which identify the rows of `old`: these keep their features
+    number = np.arange(len(rows))
     order = np.lexsort((rows.id, rows.time))
     numbered = replace(rows, scenario=number)[order]
     pieces: list[Rows] = []

@@ -44,8 +44,8 @@ def replay(
         if history.sum() > max_history:
             continue
 
-        # transactions to score are sent without labels, so no label of a batch may become known
-        # between its first and its last transaction
+        # the transactions to score are sent without labels, so a request must end before the label
+        # of one of its transactions becomes known
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
         if batch and (due or len(batch) == BATCH or (needed | history).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
@@ -60,8 +60,8 @@ def replay(
 
 
 def _sample_scores(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
-    """Return {transaction id: offline score} of about `count` rows, the same number from each week,
-    half of them frauds."""
+    """Return a dict {transaction id: offline score} for about `count` rows, equally many from each
+    week, half of them frauds."""
     chosen: dict[int, float] = {}
     weeks = scores.partition_by("week")
     for week in weeks:

@@ -1,10 +1,10 @@
 """Score raw transactions with a released model.
 
 A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows
-of `history` also have "fraud" once their label is known. A prediction is the probability of fraud.
-`history` contains the transactions between the end of the training data and the instances. A score
-is exact if `history` has all rows of the cards to score, and all rows of the terminals that appear
-in these rows and in the instances.
+of `history` also have the field "fraud" once their label is known. A prediction is the probability
+of fraud. `history` contains the transactions between the end of the training data and the
+instances. A score is exact if `history` has all rows of the scored cards, and all rows of the
+terminals that appear in these rows and in the instances.
 """
 
 import math
@@ -29,10 +29,10 @@ from steps.fraud.models import load, score_windows
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
 BATCH = 8
-# time after the end of the state; until then, requests may lack a history
+# time after the end of the state during which a request without history causes no warning
 MAX_WITHOUT_HISTORY = DAY
-# in narrower models, the position in the batch changes bits of a score, so each batch has one
-# window
+# minimum width for batches of several windows: in narrower models, the position in the batch
+# changes bits of a score
 MIN_BATCH_WIDTH = 16
 
 
@@ -83,7 +83,7 @@ Label = Annotated[int, PlainValidator(_label), WithJsonSchema({"enum": [0, 1, No
 
 
 class Transaction(BaseModel):
-    """A transaction to score. Ids are whole numbers or text; `time` is in UTC unless it names a
+    """A transaction to score. Ids are integers or text; `time` is in UTC unless it contains a time
     zone."""
 
     transaction_id: Identity
@@ -94,7 +94,7 @@ class Transaction(BaseModel):
 
 
 class PastTransaction(Transaction):
-    """A transaction since the end of the training data."""
+    """A transaction of the request's history, from after the end of the training data."""
 
     fraud: Label = Field(0, description="1 or 0; left out if the label is not known yet")
 
@@ -172,8 +172,8 @@ class FraudPredictor:
         )
 
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
-        """Return the score of each window. The last batch is padded with copies of the last
-        window."""
+        """Return the probability of fraud of the last row of each window. The last batch is padded
+        with copies of the last window."""
         count = len(lengths)
         padded_index = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
         batches = zip(

@@ -3,9 +3,9 @@
 
     rekindle run configs/language.yaml
 
-The metric is the number of bits per byte on the last tenth of the text. A request contains a text;
-the answer has its bits per byte and, if requested, the most likely next bytes. Architecture: A.
-Radford and others, Language Models are Unsupervised Multitask Learners (2019).
+The metric is the number of bits per byte on the last tenth of the text. An instance contains a
+text; the prediction has its number of bits and bytes and, if requested, the most likely next bytes.
+Architecture: A. Radford and others, Language Models are Unsupervised Multitask Learners (2019).
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        # preparing all of the text takes only a second
+        # a part of the text is not needed, because preparing all of it takes only a second
         return self
 
 
@@ -60,7 +60,8 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. If a text is longer than the window of the model, only its end counts."""
+    """A text. If a text is longer than the model's window, only the last bytes of the text are
+    used."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
@@ -106,8 +107,8 @@ def prepare(data: Data, out: Path) -> Prepared:
 
 
 class Windows:
-    """Every window of `window` bytes of a text: int64 [B, window + 1], where the first byte is
-    context only."""
+    """All windows of `window` bytes of a text; a batch is int64 [B, window + 1], where the first
+    byte is only context."""
 
     def __init__(self, path: Path, split: str) -> None:
         import torch
@@ -157,13 +158,13 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the bits of each text, summed over its bytes given the bytes before them, and the most
-    likely next bytes."""
+    """Return the information content of each text in bits (the sum over its bytes, each given the
+    bytes before it), and the most likely next bytes."""
     import torch
 
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
-    # padded, so that the shape is always the same
+    # the texts are padded, so that the shape is always the same
     tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])
     nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
     padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])

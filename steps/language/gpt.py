@@ -7,7 +7,8 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Pre-norm causal attention and feed-forward with residuals: [B, L, width] → [B, L, width]."""
+    """Transformer block with pre-norm causal attention and feed-forward layers and residual
+    connections: [B, L, width] → [B, L, width]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes [B, L ≤ window] → logits of the next byte [B, L, 256]."""
+    """A byte-level GPT: bytes [B, L], with L ≤ window → logits of the next byte [B, L, 256]."""
 
     def __init__(self, window: int, width: int, layers: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Compare the requests of a served model since the last check with its test rows.
+"""Compare the requests that a served model has received since the last check with the model's test
+rows.
 
     rekindle step steps.monitoring.drift --model=demo --workflow=try-1 --experiment=drift
 

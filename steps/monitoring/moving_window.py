@@ -13,18 +13,18 @@ from rekindle.step import to_text
 from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-YEARS = range(1900, 9000)  # years of a time in a tag
+YEARS = range(1900, 9000)  # years that are valid in the time of a tag
 MIN_ROWS_RATIO = 0.9  # minimum ratio of a window's rows to the last training's rows without warning
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
 # tag of a run that trains nothing: the earlier run with the same data, code and config
 SAME_TAG = "data.same_as"
-# tags with parameters of the workflow
+# tags that contain parameters of the workflow
 HASH_TAGS = (tracking.CONFIG_HASH, tracking.MANIFEST_HASH, tracking.GIT_SHA)
 
 
 def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
-    """Create a dataset as `rekindle.workload.prepare` does; name the end of a moving window in
-    errors that it may explain."""
+    """Create a dataset as `rekindle.workload.prepare` does; if the data has a moving window, error
+    messages also state the end of the window."""
     try:
         prepared, digest = workload.prepare(module, data, out)
         if data.moves and not prepared.rows:
@@ -54,7 +54,7 @@ def warn_of_stale_data(
     prepared: Prepared, data: Any, time: datetime, runs: list[RunData], is_past: bool = False
 ) -> list[str]:
     """Return a warning if the window has moved since the last training, but the data has no newer
-    rows, or far fewer rows.
+    rows, or has far fewer rows than before.
 
     Raises DataError if the data has fewer rows than data.minimum_share requires, unless the run
     `is_past`.
@@ -105,7 +105,7 @@ def warn_of_stale_data(
 
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the newest row of a source, from the time `newest`, is not newer than the
+    """Return True if the newest row of a source, whose time is `newest`, is not newer than the
     newest row of the run `last`."""
     newest_time = parse_time(newest)
     last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
@@ -119,7 +119,8 @@ def parse_time(text: str) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # other years are too close to datetime.min and datetime.max
+    # times in other years are rejected, because arithmetic with them may exceed datetime.min or
+    # datetime.max
     if time.tzinfo and time.year in YEARS:
         return time
     return None
@@ -157,8 +158,8 @@ def last_scheduled(
 
 
 def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
-    """Return what has changed since the run `last`: the changed keys of the config, and "the code";
-    "the manifest" only if neither has changed."""
+    """Return what has changed since the run `last`: the changed keys of the config, and "the code"
+    if it has changed; if neither has, "the manifest"."""
     changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
     values = {
         name: to_text(value)[: tracking.MAX_PARAM_LENGTH]
@@ -183,7 +184,8 @@ def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData
 
 
 def _finite(value: object) -> float:
-    """Return the value of a metric; 0 if it is missing or not finite (MLflow then returns text)."""
+    """Return the value of a metric, or 0 if it is missing or not finite (MLflow returns text for
+    values that are not finite)."""
     if isinstance(value, int | float):
         return float(value)
     return 0.0

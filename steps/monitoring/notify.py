@@ -5,8 +5,8 @@ contains `notify`.
       --workflow=demo-x7k2p --status=Failed --experiment=demo --format=slack
 
 Notifications report failures, rollbacks, releases, candidates that the gate did not release, and
-drift. A stopped run, and a run that only trained the champion again, cause no notification. If a
-notification cannot be sent, the run does not fail, but has a warning.
+drift. No notification is sent for a run that was stopped, or that only trained the champion again.
+If a notification cannot be sent, the run does not fail, but has a warning.
 """
 
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Read the result of the run, and send the notification. Errors of MLflow or the webhook are
-    warnings."""
+    """Read the result of the run, and send the notification. Errors of MLflow or the webhook only
+    cause warnings."""
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
@@ -80,7 +80,8 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
-    """Return the notification about a run with `tags` in MLflow; None if no notification is due."""
+    """Return the notification about a run whose MLflow tags are `tags`; None if no notification
+    needs to be sent."""
     from rekindle import tracking
 
     run = inputs.workflow

@@ -4,7 +4,7 @@
 
 The pods decide together which trial trains next; Optuna chooses the settings of new trials. Each
 decision is written to the object store before a pod acts on it, so a pod may be killed and
-restarted at any time: it continues its trial from the checkpoint.
+restarted at any time: the restarted pod continues its trial from the checkpoint.
 """
 
 from typing import Any

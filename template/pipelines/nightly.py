@@ -8,7 +8,8 @@ def build(config):
         data = blocks.prepare()
         model = blocks.train(data)
 
-        with blocks.group("decide", mutex=config.name):  # only one run of this pipeline at a time
+        # the mutex lets only one run of this pipeline at a time execute this group
+        with blocks.group("decide", mutex=config.name):
             evaluation = blocks.evaluate(model)
             blocks.step(
                 "steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict

@@ -1,4 +1,4 @@
-"""Write a model card with the verdict and the metrics; a step of this project."""
+"""A step of this project: write a model card with the verdict and the metrics."""
 
 from pydantic import Field
 

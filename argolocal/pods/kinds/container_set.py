@@ -6,10 +6,10 @@ dependencies.
         for name, process in group.start_ready(now): ...
         group.on_exit(name, now)    # after the exit of a process
 
-Each container has a separate root directory, and all share the volumes. The outputs are those of
-the container `main`.
-`retries` is the total number of attempts, as in Argo. Source: Argo's container_set_template.go,
-operator.go (assessNodeStatus, inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
+Each container has a separate root directory, and all share the volumes. The outputs of the template
+are those of the container `main`. `retries` is the total number of attempts, as in Argo. Source:
+Argo's container_set_template.go, operator.go (assessNodeStatus, inferFailedReason),
+cmd/argoexec/commands/emissary.go; v4.1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,8 @@ from argolocal.pods.process import (
     start_container,
 )
 
-START_ERROR_CODE = 128  # exit code of a container that no runtime can start
+# exit code that the kubelet reports for a container that no runtime can start
+START_ERROR_CODE = 128
 RESERVED_NAMES = ("wait", "supervisor")
 
 
@@ -71,13 +72,13 @@ class ContainerSet(Sidecars):
         )
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
-        self.codes: dict[str, int] = {}  # exit codes of completed containers
-        # exit codes of completed containers that their dependents check
+        self.codes: dict[str, int] = {}  # name of a completed container → its exit code
+        # name of a completed container → exit code that its dependents see
         self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # file system of the container `main`
-        # name, phase and message of newly completed containers
+        # (name, phase, message) of each container that has just completed
         self.events: list[tuple[str, str, str]] = []
 
     @property
@@ -101,7 +102,8 @@ class ContainerSet(Sidecars):
 
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
-                if self.attempts_left[name] < 0:  # this happens only with `retries: 0`
+                # no attempt is left before the first attempt only with `retries: 0`
+                if self.attempts_left[name] < 0:
                     self._record_end(name, 0)
                 else:
                     self._try_start(name)
@@ -143,8 +145,8 @@ class ContainerSet(Sidecars):
             self._record_end(name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
-        """Return Argo's message about the first failed container by name, or "". In inline
-        templates, `main` comes first."""
+        """Return Argo's message about the failed container whose name comes first alphabetically,
+        or "". In inline templates, a failed container `main` takes precedence."""
         failed_names = sorted(
             (name for name, code in self.codes.items() if code),
             key=lambda name: (self.is_inline and name != "main", name),

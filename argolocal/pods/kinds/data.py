@@ -14,7 +14,7 @@ from argolocal.errors import ConfigError, StorageError
 from argolocal.language import gofmt
 from argolocal.language.expr import ExprError, evaluate
 
-Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
+Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
 
 
 def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:

@@ -17,8 +17,9 @@ from typing import Any
 from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
-MAX_BODY_BYTES = 10_000_000  # a cluster stores fewer than two million bytes for a whole workflow
-Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
+# for comparison: a cluster stores fewer than two million bytes for an entire workflow
+MAX_BODY_BYTES = 10_000_000
+Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
 ReadSecret = Callable[[str], Mapping[str, str]]
 
 
@@ -33,7 +34,7 @@ def send(http: Mapping[str, Any], read_secret: ReadSecret) -> Result:
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
-    except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
+    except (web.WebError, ValueError) as error:  # a ValueError means that bodyFrom is not base64
         if isinstance(error, web.WebError):
             web_error = error
         else:

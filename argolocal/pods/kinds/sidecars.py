@@ -24,7 +24,7 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-# exit codes of a sidecar that ended on request, perhaps by SIGTERM or SIGKILL
+# exit codes of a sidecar that ended when requested, by itself or by SIGTERM or SIGKILL
 TERMINATED_EXIT_CODES = (0, exit_codes.KILLED, exit_codes.TERMINATED)
 KINDS = ("initContainers", "sidecars")
 
@@ -61,7 +61,8 @@ class Sidecars:
     def stop(self, grace: float) -> str:
         """Terminate the sidecars and wait for their end. Return Argo's message if a sidecar has
         failed, else ""."""
-        # two threads may call `stop` at the same time, to collect outputs and to stop the run
+        # two threads may call `stop` at the same time: one to collect outputs, the other to stop
+        # the run
         processes = dict(self.running)
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)

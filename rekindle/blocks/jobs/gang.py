@@ -12,8 +12,8 @@ from rekindle.blocks.settings import ClusterConfig
 
 
 def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
-    """Return the metadata of a job. If the labels name a queue, the queue suspends the job until it
-    admits all pods of the job."""
+    """Return the metadata of a job. If a label of the job names a queue, the queue suspends the job
+    until it admits all pods of the job."""
     return {
         "name": name,
         "labels": WORKFLOW_LABEL | preset_fields("labels", cluster, cluster.queue_priority),
@@ -21,7 +21,7 @@ def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
 
 
 def queue_metadata(cluster: ClusterConfig) -> Manifest:
-    """Return metadata that name the queue, for pods whose scheduler no operator sets.
+    """Return the metadata that names the queue, for pods whose scheduler is not set by an operator.
 
     Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a
     runtime's template).

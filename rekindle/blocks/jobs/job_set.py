@@ -2,7 +2,7 @@
 
 Each worker has its own Job because the Job controller's back-off (10, 20, 40 s ...) applies to all
 pods of a Job. With JobSet's feature gate RestartJob (`cluster.restart_job`), the Job of a lost
-worker is recreated in 1-3 s instead of 10.
+worker is recreated within 1-3 s instead of 10 s.
 
 Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
@@ -22,7 +22,7 @@ FAILURE = ("status.terminalState == Failed",)
 
 LEAD = "lead"
 WORKER = "worker"
-# host name of the coordinator: its pod, in the Service with the JobSet's name
+# host name of the coordinator's pod, in the Service that has the JobSet's name
 HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
 # practically unlimited retries of a pod: the coordinator decides when the run fails
 UNLIMITED_RETRIES = 100_000
@@ -85,14 +85,14 @@ def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bo
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the JobSpec of the coordinator. Its exit codes 1-127 fail the job; after a signal or
-    the loss of its node, it is restarted."""
+    """Return the JobSpec of the coordinator. An exit code of the coordinator from 1 to 127 fails
+    the job; after a signal or the loss of its node, the coordinator is restarted."""
     fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
     pod = coordinator_spec(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,
-        # Kubernetes restarts this deadline after a suspension
+        # if a Job was suspended, Kubernetes counts this deadline from its resumption
         "activeDeadlineSeconds": 3600 * cluster.deadline_hours,
         "podFailurePolicy": {
             "rules": [

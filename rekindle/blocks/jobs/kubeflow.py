@@ -17,8 +17,8 @@ from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# The condition Failed has an index from 1 to 4: the operator appends conditions after Created, and
-# Running and Restarting replace each other.
+# The condition Failed is at one of the indices 1 to 4 of `status.conditions`: it follows Created,
+# and of Running and Restarting only one is present at a time.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 # `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
@@ -45,7 +45,7 @@ class Role(NamedTuple):
     min_pods: int = 0
     max_pods: int = 1000
     is_idle: bool = False  # True: the pods wait until the leader starts processes in them
-    has_account: bool = True  # False: the operator creates a ServiceAccount for the pods
+    has_account: bool = True  # False: the operator creates the ServiceAccount of the pods
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    # roles that complete the job: the job needs at least one of them
+    # roles whose pods complete the job; a job needs at least one of these roles
     completing_roles: tuple[str, ...] = ()
 
 
@@ -200,7 +200,7 @@ def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None 
     """Return the RunPolicy of a job; `min_pods`: number of pods with which gang scheduling may
     start an elastic job.
 
-    The deadline of the job is only a safeguard: the workflow has a deadline, too.
+    The deadline of the job is only a safeguard, because the workflow itself has a deadline.
     """
     policy = gang.preset_fields("policy", cluster, workers.priority_class)
     if min_pods:

@@ -52,7 +52,8 @@ def run_secret(name: str) -> Manifest:
 
 @dataclass(frozen=True)
 class PodCounts:
-    """The numbers of worker pods of a training; a pod runs one worker per GPU."""
+    """The current, minimum and maximum number of worker pods of a training, and the workers per pod
+    (one per GPU)."""
 
     workers_per_pod: int
     pods: int
@@ -62,7 +63,7 @@ class PodCounts:
 
 def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
     """Return the number of pods for `train.workers`, `min_workers` and `max_workers`. Raises
-    ConfigError if a pod would have fewer workers than GPUs."""
+    ConfigError if a number of workers is not a multiple of the GPUs per pod."""
     gpus = max(1, cluster.pod("train").gpus)
 
     for key in ("workers", "max_workers"):
@@ -105,8 +106,8 @@ def coordinator_spec(
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
     main = hardened_container(container_name, pod, args, env=env, ports=ports)
 
-    # the operator checks the job's deadline only when a pod changes: at its own deadline, this pod
-    # ends
+    # the operator checks the deadline of the job only when a pod changes, so this pod has a
+    # deadline of its own, whose end is such a change
     return pod_spec(
         pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
     )

@@ -30,10 +30,10 @@ def pytorch_job(
     master_pod = coordinator_spec(name, cluster, flags, "pytorch")
     worker_pod = worker_spec(name, train, cluster, flags, "pytorch")
 
-    # + 1 for the coordinator
+    # one more pod, for the coordinator
     policy = run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
-    # the coordinator enforces the time limit of an attempt, which excludes the time waiting for
-    # nodes
+    # only the deadline of the workflow: the coordinator enforces the time limit of an attempt,
+    # which excludes the time that pods wait for nodes
     policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
     processes = {}

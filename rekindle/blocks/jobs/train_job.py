@@ -18,10 +18,10 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["FAILURE", "HOST", "success_condition", "train_job", "training_runtime"]
 
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
-# name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK,
+# name of the Job and of its container in which Trainer sets PET_NNODES, PET_NODE_RANK,
 # PET_MASTER_ADDR, ...
 NODE = "node"
-# Suspended may be the first condition
+# the condition Failed may be preceded by others, such as Suspended
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 

@@ -137,7 +137,7 @@ class Config(Section):
     @field_validator("notify", mode="before")
     @classmethod
     def _accept_null_notify(cls, notify: object) -> object:
-        """Accept `notify: null` as the default: no notifications."""
+        """Replace `notify: null` by the default section, which sends no notifications."""
         if notify is None:
             return NotifyConfig()
         return notify
@@ -145,7 +145,8 @@ class Config(Section):
     @field_validator("*")
     @classmethod
     def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
-        """Resolve relative paths now: the step that reads them has another working directory."""
+        """Make relative paths absolute, because the steps that use them run in another working
+        directory."""
         folder_for_key = (info.context or {}).get("folder_for_key", _working_directory)
         if isinstance(value, DataConfig):
             return resolve_data(value, folder_for_key)
@@ -159,8 +160,8 @@ def _working_directory(key: str) -> Path:
 def resolve_data(
     data: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
 ) -> DataConfig:
-    """Return the section `data` with absolute paths. A relative path is relative to the folder of
-    its key."""
+    """Return the section `data` with absolute paths. A relative path is resolved against the folder
+    that belongs to its key."""
     if "://" not in data.source:
         source = str(folder_for_key("data.source") / Path(data.source).expanduser())
         data = data.model_copy(update={"source": source})
@@ -187,7 +188,7 @@ def _is_relative_path(text: str) -> bool:
     paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
     try:
         return any(path.is_file() or ("/" in text and path.exists()) for path in paths)
-    except (OSError, ValueError):  # the text is too long for a path, or contains a null byte
+    except (OSError, ValueError):  # a text that is too long or contains a null byte is not a path
         return False
 
 
@@ -233,8 +234,8 @@ class Loaded:
 
 
 def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`; with `loaded`, also those that its workload and
-    pipeline add.
+    """Describe the config key `key` and the keys below it; with `loaded`, also the keys that its
+    workload and pipeline add.
 
     Raises ConfigError if no config has such a key.
     """
@@ -293,7 +294,7 @@ def _merge(
     replaces earlier ones."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths of values that have keys below them
+    sections: set[str] = set()  # paths of sections: values that contain other keys
 
     for keys, value, origin in settings:
         _assign_value(values, keys, value, origin)
@@ -319,7 +320,8 @@ def _module_names(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict
 
 
 def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
-    """Raise ConfigError for a gate, a training or families that the workload cannot have."""
+    """Raise ConfigError for settings of the gate, training or families that do not fit the
+    workload."""
     config = loaded.config
     with _prefix_errors(loaded.origin_below("gate") or file):
         check_bounds(config.gate, workload.metrics)
@@ -380,7 +382,7 @@ def _validate(
 
     for item in missing_paths:
         *parents, last_key = item["loc"]
-        # the location of a value in a union also has parts that are not keys
+        # skip values in a union, whose location in the error also has parts that are not keys
         with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
             holder[last_key] = str(
@@ -402,8 +404,8 @@ def _prefix_errors(origin: str) -> Iterator[None]:
 
 @cache
 def _schema(workload: str, pipeline: str) -> type[Config]:
-    """Return the pydantic model of a config: `Config`, or the pipeline's subclass, with the
-    workload's sections."""
+    """Return the pydantic model of a config: `Config` or the pipeline's subclass of it, extended by
+    the sections of the workload."""
     module = load(workload)
     base = Config
 
@@ -494,7 +496,8 @@ def _iterate_leaves(
     values: Mapping[str, Any], parent_keys: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in values.items():
-        # not a dotted path: a key, such as a node label, may contain dots
+        # the path is a tuple instead of a dotted text, because a key, such as a node label, may
+        # contain dots
         keys = (*parent_keys, str(key))
         if isinstance(value, Mapping) and value:
             yield from _iterate_leaves(value, keys)
@@ -506,7 +509,7 @@ def _assign_value(values: dict[str, Any], keys: KeyPath, value: object, origin: 
     *parents, last = keys
     for depth, parent in enumerate(parents):
         inner = values.setdefault(parent, {})
-        if inner is None:  # an empty section, such as `train:`
+        if inner is None:  # a section without a value, such as `train:`, is empty
             inner = values[parent] = {}
         if not isinstance(inner, dict):
             raise ConfigError(

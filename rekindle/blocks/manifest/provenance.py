@@ -11,14 +11,14 @@ from rekindle import project
 from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.keys import CACHED
 
-# parameters that are also recorded with a release
+# workflow parameters that are also recorded with a release
 RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
-# `step.pack` encodes the parameter `manifest`
+# the value of `manifest` is encoded by `step.pack`
 PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED)
-# parameters that only scheduled runs and `rekindle backfill` set
+# workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"
 BACKFILL = "backfill"
-# parameters whose values are not part of the manifest's hash
+# workflow parameters whose values do not affect the manifest's hash
 RESERVED_PARAMETERS = (*PROVENANCE_PARAMETERS, SCHEDULED_TIME, BACKFILL)
 
 

@@ -14,7 +14,8 @@ from rekindle.blocks.wiring import to_expression
 from rekindle.step import to_text
 
 TEMPLATE_TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
-# these tags need no quotes: Argo or Kubernetes has validated their names, times and paths
+# tags that need no quotes, because Argo or Kubernetes has validated their values (names, times and
+# paths)
 SAFE_TAG = re.compile(
     r"workflow\.(name|namespace|uid|status|creationTimestamp(\.s)?)|pod\.name"
     r"|(inputs\.artifacts|outputs\.(artifacts|parameters))\.[\w-]+\.path"
@@ -62,9 +63,9 @@ def quote_word(text: str) -> str:
 
 
 def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task unless the value of the expression `origin`, the
-    RUN/TASK whose outputs are reused, is empty."""
-    # Argo shows the condition, and with it RUN/TASK, in the message of the skipped task
+    """Return the task options that skip a task if the expression `origin` is not empty; its value
+    is the RUN/TASK whose outputs are reused."""
+    # Argo's message of the skipped task contains the condition, and therefore the RUN/TASK
     return {"when": quote_word(f"'{{{{={origin}}}}}' == ''")}
 
 
@@ -75,8 +76,8 @@ def integer_tag(expression: str) -> str:
 
 
 def _quote_json(value: object, quoted: str) -> Any:
-    """Replace each tag in the texts of a value; `quoted`: the new expression, with {0} for the
-    expression of the old tag."""
+    """Replace each template tag in the texts of a value; `quoted`: expression of the new tag, with
+    {0} for the expression of the old one."""
     if isinstance(value, dict):
         return {
             _quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()

@@ -66,7 +66,8 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
 
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
-    # only in the recorded manifest: the manifest itself must not depend on prices
+    # prices are added only to the recorded manifest, because the manifest itself must not depend on
+    # them
     prices = Prices.load(project.root())
     if prices:
         prices.check_pods(list_manifest_pods(manifest))
@@ -78,7 +79,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         "kind": "Workflow",
         "metadata": {"generateName": f"{config.name}-"} | metadata,
     }
-    # recorded with all parameters except `manifest` itself
+    # the recorded manifest contains all parameters except `manifest` itself
     packed_manifest = encode_parameter(to_json(order_keys(run), indent=1))
     for parameter in parameters:
         if parameter["name"] == "manifest":
@@ -152,7 +153,7 @@ def _build_workflow(config: "Config") -> Manifest:
             return workflow.to_dict()
     except RekindleError:
         raise
-    # an error in the user's code
+    # any other exception is an error in the user's pipeline
     except Exception as error:
         raise ConfigError(
             f"{user_exceptions.describe(error)} Correct the pipeline {config.pipeline}."

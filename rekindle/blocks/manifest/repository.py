@@ -2,10 +2,10 @@
 repository names.
 
 The configuration, attributes and hooks of a repository can name programs, and no option of git
-disables all of them. So git reads the objects, references and index of the repository through
-a private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
+disables all of them. So git reads the objects, references and index of the repository through a
+private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
 repositories (alternates) are not read. A repository with a FIFO or a device is rejected, because
-git would wait for it, or read it without end. Only this module starts git.
+git would wait for it, or read it without end. Only this module runs the program git.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from rekindle.errors import RekindleError
 
 TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
-MAX_TEXT_BYTES = 1 << 20  # size limit of a file that git or this module parses, such as HEAD
+MAX_TEXT_BYTES = 1 << 20  # maximum size of a file, such as HEAD, that git or this module parses
 # memory limit of git: a small compressed object may unpack to any size
 MAX_MEMORY_BYTES = 2 << 30
 
-# settings for comparing and writing files that cannot name a program or file
+# settings for the comparison and checkout of files, whose values cannot name a program or a file
 CORE_SETTINGS = (
     "autocrlf",
     "eol",
@@ -46,9 +46,9 @@ HARMLESS_SETTINGS = {
 }
 SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
-DATA_FOLDERS = ("refs", "reftable", "logs")  # parts of a repository that are only data
+DATA_FOLDERS = ("refs", "reftable", "logs")  # folders and files that contain only data
 DATA_FILES = ("packed-refs", "shallow", "info/attributes")
-# files that git reads in the repository of a submodule
+# files of a submodule's repository that git reads
 READ_FILES = ("HEAD", "commondir", "config", "config.worktree", "index", "packed-refs", "shallow")
 LFS_POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:[^\n]*\n)*?oid"
@@ -57,11 +57,11 @@ LFS_POINTER = re.compile(
 )
 LFS_POINTER_BYTES = 1024
 
-GITLINK = "160000"  # mode of a submodule in the index
+GITLINK = "160000"  # mode that marks a submodule in the index
 INDEX_ENTRY = re.compile(
     r"(?P<flag>\S) (?P<mode>[0-7]{6}) (?P<object_id>[0-9a-f]+) [0-3]\t(?P<name>.*)", re.DOTALL
 )
-NAMES_AT_ONCE = 100  # number of arguments of a command
+NAMES_AT_ONCE = 100  # maximum number of file names that one git command gets as arguments
 
 
 class GitError(RekindleError):
@@ -125,10 +125,10 @@ class Repository:
         index_entries = self._index_entries()
         self._reject_special_attributes(index_entries)
 
-        # before `git status`, which reads the references of submodules
+        # checked before `git status` runs, because it reads the references of submodules
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
-        # Git would read the files of a submodule with the submodule's settings.
+        # ignore submodules here: git would read their files with the settings of the submodule
         flags = [
             "--untracked-files=no",
             "--ignore-submodules=all",
@@ -165,13 +165,13 @@ class Repository:
         parents = {parent for folder in folders for parent in Path(folder, "file").parents}
         for folder in parents:
             path = self.top / folder / ".gitattributes"
-            # git does not follow a link of this name
+            # a symbolic link is harmless, because git does not follow a .gitattributes link
             if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
                 raise GitError(f"{path} is not a regular file: remove it.")
 
     def _has_staged_change(self) -> bool:
-        """Return True if the index differs from the commit, including the commits of
-        submodules."""
+        """Return True if the index differs from the current commit, also in the commit of a
+        submodule."""
         return bool(self.git("diff-index", "--cached", "--raw", "-z", "--no-renames", "HEAD"))
 
     def _has_moved_submodule(self, entries: Iterable[IndexEntry]) -> bool:
@@ -192,8 +192,8 @@ class Repository:
         return has_moved
 
     def _has_unchecked_change(self, entries: Iterable[IndexEntry]) -> bool:
-        """Return True if a file was changed that `git status` ignores because of a flag in the
-        index."""
+        """Return True if a file has a change that `git status` does not report because of a flag in
+        the index."""
         unchecked = [entry for entry in entries if entry.is_unchecked and entry.mode != GITLINK]
         existing = [entry for entry in unchecked if os.path.lexists(self.top / entry.name)]
         has_missing_file = any(not entry.is_skipped for entry in unchecked if entry not in existing)
@@ -231,15 +231,15 @@ class Repository:
                 text = self.git("cat-file", "blob", object_id)
             else:
                 text = b""
-        except GitError:  # a partial clone does not have the object
+        except GitError:  # the object is missing, because the clone is partial
             return True
 
         pointer = LFS_POINTER.fullmatch(text)
         return pointer is None or not _has_content(self.top / name, pointer)
 
     def check_out(self, commit: str, folder: Path) -> None:
-        """Write the files of a commit to the empty `folder`. The index and the work tree stay as
-        they are."""
+        """Write the files of a commit to the empty `folder`. The index and the work tree of the
+        repository are not changed."""
         index = folder.with_suffix(".index")
         self.git("read-tree", "--end-of-options", commit, index=index, work_tree=folder)
         self.git("checkout-index", "--all", "--force", index=index, work_tree=folder)
@@ -268,8 +268,8 @@ class Repository:
 
 @contextmanager
 def open_repository(folder: Path) -> Iterator[Repository | None]:
-    """Yield the repository that contains `folder`, or None. Raises GitError if it cannot be
-    read."""
+    """Yield the repository that contains `folder`, or None. Raises GitError if the repository
+    cannot be read."""
     top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if top is None:
         yield None
@@ -283,8 +283,8 @@ def open_repository(folder: Path) -> Iterator[Repository | None]:
 
 
 def _git_dir(top: Path) -> Path:
-    """Return the git directory of a work tree; in a linked work tree and a submodule, `.git` is a
-    file."""
+    """Return the git directory of a work tree; `.git` is a file instead of a folder in a linked
+    work tree or a submodule."""
     path = top / ".git"
     git_dir = path if path.is_dir() else _folder_named_in(path, "gitdir:")
     if git_dir is None:
@@ -309,7 +309,8 @@ def _folder_named_in(file: Path, prefix: str) -> Path | None:
 
 
 def _fill_private_folder(repository: Repository) -> None:
-    """Fill the private git directory with links to data, HEAD, and harmless settings."""
+    """Fill the private git directory with links to data of the repository, a copy of HEAD, and
+    harmless settings."""
     private = repository.private
     git_dir = repository.git_dir
     common = repository.common
@@ -346,7 +347,7 @@ def _fill_private_folder(repository: Repository) -> None:
         if (common / name).is_file():
             (private / name).symlink_to(common / name)
 
-    for path in git_dir.glob("sharedindex.*"):  # parts of a split index
+    for path in git_dir.glob("sharedindex.*"):  # files of a split index
         if path.is_file():
             (private / path.name).symlink_to(path)
 

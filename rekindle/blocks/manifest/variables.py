@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rekindle.errors import ConfigError
 
 PREFIX = "REKINDLE_"
-# names without the prefix of the variables that configure a process, not the config
+# variables, without their prefix, that configure a process instead of setting a key of the config
 PROCESS_SETTINGS = (
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
     *("METRICS", "NOTICE", "PATH", "SECRET", "SHM", "TOKEN"),
@@ -27,7 +27,7 @@ def check(names: Iterable[str]) -> None:
     """Raise ConfigError for a misspelt process setting: ignoring it could select the wrong home or
     project."""
     for name in filter(sets_config, names):
-        # imported only here: `rekindle --help` does not need difflib
+        # imported only here, because difflib would slow down `rekindle --help`
         from difflib import get_close_matches
 
         similar_names = get_close_matches(

@@ -44,7 +44,8 @@ def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config_or_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a manifest; {} if its parameter `config` is not a config."""
+    """Return the config that a manifest records; {} if the value of its parameter `config` is not a
+    config."""
     try:
         return read_config(manifest)
     except InvalidDocument:

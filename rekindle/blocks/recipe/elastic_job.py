@@ -30,8 +30,8 @@ from rekindle.training.spec import TrainConfig
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that all Kubernetes objects of one training share. `flags`: arguments of their
-    processes; `parameters`: values of the template tags in `flags`."""
+    """The settings that all Kubernetes objects of one training share. `flags`: arguments of the
+    training's processes; `parameters`: values of the template tags in `flags`."""
 
     task: str
     object_name: str
@@ -42,7 +42,7 @@ class Training:
     parameters: Mapping[str, Any]
 
     def manifest(self, build: ManifestBuilder, **more_flags: str) -> Manifest:
-        """Return the object that `build` makes."""
+        """Return the object that `build` makes for this training."""
         flags = step_flags("steps.train", {**self.flags, **more_flags})
         return build(self.object_name, self.train, self.cluster, flags)
 
@@ -59,7 +59,7 @@ class AppliedObject:
 def train_elastic(
     data: Block, *, task: str, train: TrainConfig, model: Section, **inputs: object
 ) -> Block:
-    """Train one model in an elastic job, after the tasks that apply its Secret and runtime."""
+    """Train one model in an elastic job, which is applied after its Secret and its runtime."""
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     backend = BACKENDS[cluster.backend]
@@ -78,8 +78,8 @@ def train_elastic(
     unless_cached = pipeline.skip_if_cached(training.task)
     unless_reused = _skip_if_reused(data, training.task) or unless_cached
 
-    # a server-side apply needs no permission to read Secrets. The task has no inputs, so it can run
-    # while `prepare` still runs.
+    # server-side, because such an apply needs no permission to read Secrets. The task has no
+    # inputs, so it can run while `prepare` still runs.
     flags = ["--server-side"]
     predecessors = [
         _add_apply_task(training, "secret", _build_secret, {}, unless_cached, flags=flags)
@@ -208,13 +208,14 @@ def _delete_at_end(training: Training) -> None:
     end.waits_for = after_any([training.task], FINAL_PHASES)
     pipeline.current_scope().guarded.append(training.task)
 
-    # in case the workflow is stopped
+    # the extra workers are also deleted if the workflow is stopped
     with at_exit():
         pipeline.add_deletion(*deletion, when=WORKFLOW_FAILED)
 
 
 def _pass_training_name(training: Training, objects: list[AppliedObject]) -> None:
-    """Pass the name of the training to its processes: needed if a run has several trainings."""
+    """Pass the name of the training to its processes, which need it if a run has several
+    trainings."""
     for applied in objects:
         manifest = training.manifest(applied.build, part=training.task)
         applied.template.manifest = render(manifest)

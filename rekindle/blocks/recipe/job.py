@@ -31,8 +31,8 @@ class Job:
 
 
 def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dataset of a training, its digest and the MLflow run, from `inputs` or from `data`
-    and its predecessors.
+    """Return three inputs of a training, namely the dataset, its digest and the MLflow run, from
+    `inputs` or from `data` and its predecessors.
 
     Raises WiringError unless the dataset is an artifact of a block.
     """

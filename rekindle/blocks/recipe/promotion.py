@@ -35,14 +35,14 @@ from rekindle.blocks.workflow import (
 from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
 
 SERVER_KINDS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
-# outputs of the group
+# outputs of the group `promote`
 GROUP_OUTPUTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")
 # maximum number of times that a changed champion causes another evaluation
 MAX_REPETITIONS = 5
 
 
 def add_promotion(deployed: Block, servers: Servers, values: dict[str, Any], task: str) -> Block:
-    """Add the group that verifies the new servers with the inputs `values`, and then promotes the
+    """Add the group that verifies the new servers, using the inputs `values`, and then promotes the
     model."""
     suffix = task.removeprefix("verify").removeprefix("-")
     name = current_pipeline().reserve_name(f"promote-{suffix}" if suffix else "", "promote")
@@ -59,8 +59,8 @@ def add_promotion(deployed: Block, servers: Servers, values: dict[str, Any], tas
 def _add_attempt(
     deployed: Block, servers: Servers, values: dict[str, Any], task: str
 ) -> dict[str, Any]:
-    """Add the tasks that verify and promote a release to the active group; return the group's
-    outputs and their types.
+    """Add to the active group the tasks that verify and promote a release; return the names and
+    types of the group's outputs.
 
     If the champion has changed, the group repeats the evaluation and, with the verdict `release`,
     calls itself.
@@ -111,8 +111,8 @@ def _group_outputs(verification: Block) -> dict[str, Value]:
 
 
 def _find_evaluation(block: Block) -> Block | None:
-    """Return the block with the verdict on a model, or None if the block cannot be repeated because
-    it also creates the model."""
+    """Return the block that evaluated the model; None if the block cannot be repeated because it
+    also creates the model."""
     evaluation = find_provider(block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
@@ -142,11 +142,11 @@ def _verify_again(first_verification: Block, canary: Block, values: dict[str, An
 def _repeat_evaluation(
     evaluation: Block, verification: Block, expressions: dict[str, str]
 ) -> dict[str, str]:
-    """Add the tasks that evaluate again if the champion has changed, and then run the group again;
-    return the expressions of the outputs, from the last repetition."""
+    """Add the tasks that, if the champion has changed, repeat the evaluation and then the group;
+    return expressions for the outputs of the group's last repetition."""
     promoted = verification.outputs.promoted
     again = repeat(evaluation, when=promoted == False)  # noqa: E712
-    # Succeeded: a skipped verification must not cause another evaluation
+    # require Succeeded: if the verification was skipped, the evaluation must not be repeated
     again.waits_for = after_all([f"{verification.name}.Succeeded"])
 
     following = current_pipeline().repeat_group(again)
@@ -159,13 +159,14 @@ def _repeat_evaluation(
 
 
 def _not_rolled_back_condition(canary: Block) -> Condition:
-    """Return the condition that the canary passed, or ended because the champion changed."""
+    """Return the condition that the canary was not rolled back: it passed, or it ended because the
+    champion changed."""
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 
 
 def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Block:
-    """Add the rollout, which increases the candidate's share of the requests while the candidate is
-    as good as the champion. Output: canary."""
+    """Add the rollout of a canary, which increases the candidate's share of the requests as long as
+    the candidate is as good as the champion. Output: canary."""
     pipeline = current_pipeline()
     template = canaries.rollout_dag(
         pipeline.template_name,
@@ -187,7 +188,7 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     block.outputs = Outputs(name, {"canary": outcome})
     _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
 
-    # in case the workflow is stopped during the rollout
+    # the candidate also loses its requests if the workflow is stopped during the rollout
     with at_exit():
         _add_unshare_task(
             servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED
@@ -199,8 +200,8 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
 def _add_unshare_task(
     servers: Servers, name_or_selector: str, after: Iterable[str] = (), **options: object
 ) -> None:
-    """Add a task that ends the share of the requests of `candidates`, the name or label selector of
-    their Deployments."""
+    """Add a task that ends the candidates' share of the requests; `name_or_selector`: name or label
+    selector of their Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
         pipeline.add_deletion("unshare", "deployment", name_or_selector, after, **options)

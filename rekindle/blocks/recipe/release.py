@@ -23,7 +23,7 @@ from rekindle.blocks.wiring import (
 from rekindle.blocks.workflow import current_pipeline, group, step
 from rekindle.release.serve_config import PORT, ServeConfig
 
-# outputs of earlier blocks that `verify` gets
+# outputs of earlier blocks that are inputs of `verify`
 VERIFY_INPUTS = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")
 
 
@@ -83,8 +83,8 @@ def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
 
 
 def _raw_data_digest(evaluation: Block) -> str:
-    """Return the digest of the raw data from a predecessor or, failing that, from the only block
-    that reads raw data; "" if neither exists."""
+    """Return the digest of the raw data, from a predecessor or else from the only block that reads
+    raw data; "" if there is neither."""
     digest = resolve(evaluation, "source_digest", "")
     if digest:
         return digest
@@ -154,7 +154,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     }
 
     template = current_pipeline().step_template("steps.verify", "verify")
-    # few retries: `verify` itself waits for the servers
+    # only one retry, because the step `verify` itself waits until the servers are ready
     template.retry_strategy = retries(1, RETRY_CONDITION)
     variables = [m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)]
     template.env = variables or template.env

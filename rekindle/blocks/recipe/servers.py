@@ -79,7 +79,8 @@ def start_template(
     """Return the DAG that starts the servers of a release; `unique_name` returns unique template
     names."""
     templates = {
-        # retried: the first attempt may still see the failed status of the previous manifest
+        # this task is retried, because its first attempt may see the failed status of the previous
+        # manifest
         "deployment": apply(
             unique_name("deployment"),
             deployment_manifest(model, cluster, serve),

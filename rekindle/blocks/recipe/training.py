@@ -112,8 +112,8 @@ def choose(
     train: TrainConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Choose one of several trained models by validation. Outputs: model, family (its name in
-    `models`).
+    """Choose one of several trained models by its validation loss or measure. Outputs: model,
+    family (its name in `models`).
 
     `train`: section of the config that determines the held-out samples, which must be the same for
     all models.

@@ -3,8 +3,8 @@ pods, or exactly by an HTTPRoute.
 
 The step steps.canary decides the share, when it grows, and how many pods the candidate needs
 compared with the champion. The template `rollout` gives the candidate this share of the requests,
-and calls itself until steps.canary ends the rollout, so the manifest does not depend on the number
-of `serve.canary.steps`.
+and calls itself until steps.canary ends the rollout: the manifest does not depend on the number of
+`serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.release.serve_config import ServeConfig
 from rekindle.step import to_text
 
-# keys of the labels of a canary's objects
+# keys of labels on the objects of a canary
 CANARY = "rekindle.dev/canary"
 WORKFLOW = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
@@ -53,8 +53,8 @@ def rollout_dag(
     deployment: Manifest,
     can_repeat: bool,
 ) -> DAG:
-    """Return a DAG that increases a candidate's share from its input `percent`, at first 0; its
-    output `canary` is the outcome.
+    """Return a DAG that increases a candidate's share of the requests, starting from its input
+    `percent` (0 in the first call); its output `canary` is the outcome.
 
     `unique_name`: function that makes a template name unique; `watch`: template of steps.canary;
     `deployment`: the candidate's Deployment; `can_repeat`: input of steps.canary.
@@ -103,7 +103,8 @@ def rollout_dag(
 
 
 def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None:
-    """Add a task that gives the candidate the pods of its share, if it needs more than at first."""
+    """Add a task that scales up the candidate if its share of the requests needs more pods than it
+    has at first."""
     needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
     Task(
         name="scale",

@@ -19,7 +19,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 
-STARTUP_SECONDS = 600  # time limit for loading the model, also in `verify`
+STARTUP_SECONDS = 600  # time limit for loading the model, which `verify` also uses
 
 # When all pods are ready, the conditions Available and Progressing, in any order, have these
 # reasons. Right after an apply, the status may still describe the previous manifest, since a
@@ -84,7 +84,8 @@ def deployment(
 def _server_pod(
     labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]
 ) -> Manifest:
-    """Return the PodSpec of a server, which by default requests one core per thread."""
+    """Return the PodSpec of a model server, which requests one CPU core per thread unless the
+    config says otherwise."""
     pod = cluster.pod("serve")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
 
@@ -100,7 +101,7 @@ def _server_pod(
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
 
-    # + 5 s to exit
+    # plus 5 s for the exit of the process
     grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
 
     return pod_spec(

@@ -1,4 +1,4 @@
-"""The route from clients outside of the cluster, or of a Gateway, to the Service of a model."""
+"""The route to the Service of a model, for clients outside of the cluster or through a Gateway."""
 
 from typing import Any
 
@@ -82,8 +82,8 @@ def _ingress(model: str, serve: ServeConfig) -> Manifest:
 
 
 def _public_paths(model: str) -> tuple[str, str]:
-    """Return the public paths of a model: the exact path of predictions, and the prefix of all
-    others. Probes and metrics are not public."""
+    """Return the public paths of a model: the exact path for predictions, and the path prefix for
+    all other requests. The paths of probes and metrics are not public."""
     return f"/v1/models/{model}:predict", f"/v1/models/{model}"
 
 

@@ -12,8 +12,8 @@ def service(model: str, port: int, server: str) -> Manifest:
 
 
 def headless_service(model: str, server: str) -> Manifest:
-    """Return the headless Service of the pods of `server`, by which `verify` reaches them before
-    they get traffic."""
+    """Return the headless Service of the pods of `server`, through which `verify` reaches these
+    pods before they get traffic."""
     selector = labels(model, server)
     manifest = _service(server, selector, {"port": PORT}, selector)
     manifest["spec"]["clusterIP"] = "None"

@@ -3,7 +3,8 @@ releases to zero.
 
 A run may be interrupted, and resumed after another release or a rollback has got the traffic.
 Therefore the tasks first read the objects, then the champion, and change an object only if it is
-unchanged since it was read (optimistic locking). Otherwise, all tasks are repeated.
+unchanged since it was read (optimistic locking). If an object has changed in between, all tasks are
+repeated.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ VERSION = text_tag("version")
 SERVES_CHAMPION = quote_word(
     f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
 )
-# the earlier Deployment exists and has pods
+# the loop's earlier Deployment exists and has pods
 HAS_PODS = quote_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 DEPLOYMENT_FIELDS = {
     "server": "{.metadata.name}",
@@ -123,7 +124,7 @@ def _add_changes(templates: dict[str, Resource]) -> None:
 def _apply_templates(
     unique_name: Callable[[str], str], model: str, serve: ServeConfig
 ) -> dict[str, Resource]:
-    """Return the templates that apply the model's objects, by task."""
+    """Return the templates that apply the objects of the model, by the name of their task."""
     manifest = service(model, serve.port, SERVER)
     manifest["metadata"]["resourceVersion"] = VERSION
 
@@ -142,7 +143,7 @@ def _apply_templates(
         ),
     }
 
-    # the HTTPRoute of a canary is applied before and after the switch
+    # with a canary, other tasks apply the HTTPRoute before and after the switch
     public = route(model, serve)
     if public and not (serve.canary and serve.canary.gateway):
         templates["route"] = apply(unique_name("route"), public, retry=retries(2))

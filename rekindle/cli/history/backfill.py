@@ -55,7 +55,7 @@ def backfill(
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.
 
-    One run is started for each time of schedule.cron between two days. Models are evaluated and
+    For each time of schedule.cron between two days, one run is started. Models are evaluated and
     recorded, but no model is released. Without a moving window, all runs train on the same data,
     and a warning says so. If the command is stopped or killed, repeat it to continue. On a cluster,
     the runs are created from the schedule that `rekindle schedule CONFIG` applied. Exit codes: 0

@@ -49,8 +49,8 @@ def reproduce(
     is an error if it changes the weights, such as other code, data or processors, or a warning if
     it may change them. Different weights are explained by the first difference: of the dataset, the
     settings, the machine, or the loss of a step. Nothing is released, and the project, home and
-    services stay unchanged. VERSION defaults to the champion. For a release of a cluster, set the
-    addresses of its services: MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
+    services stay unchanged. The default of VERSION is the champion. For a release of a cluster, set
+    the addresses of its services: MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
     Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error
     (see --ignore-errors), 3 different weights.

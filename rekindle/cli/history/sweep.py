@@ -56,10 +56,10 @@ def sweep(
 ) -> int:
     """Run a sweep of hyper-parameters, and list its trials.
 
-    CONFIG has a section `sweep`. Trials train in parallel on this machine, the best trials of each
-    rung continue from where they paused, and the best of the last rung is the candidate. A sweep is
-    a run like any other: `rekindle resume` resumes it, `rekindle submit CONFIG` runs it on a
-    cluster. Exit codes: the same as for `rekindle run`.
+    CONFIG must have a section `sweep`. Trials train in parallel on this machine, the best trials of
+    each rung continue from where they paused, and the best of the last rung is the candidate. A
+    sweep is a run like any other: `rekindle resume` resumes it, `rekindle submit CONFIG` runs it on
+    a cluster. Exit codes: the same as for `rekindle run`.
 
     Example:
       rekindle sweep configs/sweep.yaml --set sweep.trials=18

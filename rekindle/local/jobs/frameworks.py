@@ -13,8 +13,8 @@ from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.manifest.types import Object
 
-Address = Callable[[str], str]  # pod name → address
-MPI_DIRECTORY = "/etc/mpi"  # path of an MPIJob's files in its Launcher
+Address = Callable[[str], str]  # function: name of a pod → its address
+MPI_DIRECTORY = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
 
 
 def replicas_of(obj: Object) -> Object:
@@ -168,7 +168,7 @@ def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[st
     task_type = role.lower()
     task = {"type": role.lower(), "index": index}
 
-    # a worker sees only itself and the parameter servers
+    # with dynamic workers, a worker knows only itself and the parameter servers
     if obj["spec"].get("enableDynamicWorker"):
         servers = hosts.get("ps", [])
         if task_type != "worker":
@@ -251,8 +251,8 @@ def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
     }
 
 
-# kind of job → function that returns the variables of a pod, from the job, the pod's role and
-# index, and addresses
+# kind of job → function that returns a pod's environment variables, given the job, the pod's role,
+# its index, and the addresses of pods
 ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {
     "PyTorchJob": _pytorch,
     "TFJob": _tensorflow,

@@ -21,11 +21,12 @@ from argolocal.validate.applied_objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended
 
-PodIndex = tuple[str, str, int]  # the ReplicatedJob, the Job and the completion index of a pod
+# names of a pod's ReplicatedJob and Job, and the pod's completion index
+PodIndex = tuple[str, str, int]
 
 
 def pods_of(obj: Object) -> dict[str, PodIndex]:
-    """Return the pods of a JobSet, by name without the random suffix."""
+    """Map the name of each pod of a JobSet, without the random suffix, to its PodIndex."""
     name = obj["metadata"]["name"]
     pods = {}
     for entry in obj["spec"]["replicatedJobs"]:
@@ -312,7 +313,8 @@ class TrainJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        """Copy the status of the JobSets, which their own controller polls, to the TrainJobs."""
+        """Copy the status of each JobSet to its TrainJob; the controller of JobSets polls the
+        JobSets."""
         for name in self.names():
             child = (self.controllers["JobSet"].read(name) or {}).get("status") or {}
             if child:
@@ -344,8 +346,8 @@ class TrainJobs(Controller):
 
 
 def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
-    """Return a job of the runtime; the job of the trainer gets the nodes, command and image of
-    `trainer`.
+    """Return the runtime's job `entry`; if it is the trainer's job, with the nodes, command and
+    image of `trainer`.
 
     Source: plugins/torch/torch.go.
     """

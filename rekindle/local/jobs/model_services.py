@@ -15,7 +15,7 @@ from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError, say
 from rekindle.local.ports import PORTS_TO_TRY, move_server_port, move_service_port
 
-# annotation of a workflow whose model may be served at any free port
+# annotation that allows a workflow to serve its model at any free port
 ANY_PORT = "rekindle.dev/any-port"
 
 

@@ -108,7 +108,7 @@ class TrainingJobs(Controller):
                 continue
             try:
                 self._reconcile(obj, job)
-            except Exception as error:  # such as a pod whose Secret is missing: only this job fails
+            except Exception as error:  # an error, such as a missing Secret, fails only this job
                 self._fail(obj, job, error)
 
     def stop(self, grace: float) -> None:
@@ -131,15 +131,16 @@ class TrainingJobs(Controller):
     def _remove_job_files(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         rmtree(self._mpi_folder(obj), ignore_errors=True)
-        if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
+        # the directories of a failed job are kept for diagnosis
+        if not condition(status, "Failed"):
             for folder in (
                 self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)
             ):
                 rmtree(folder, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
-        """Continue an unfinished job whose process has died; its pods count as lost, as after the
-        loss of a node."""
+        """Continue an unfinished job after the process that ran it has died; its pods count as
+        lost, as after a node failure."""
         name = obj["metadata"]["name"]
         if name in self.jobs or is_finished(obj.get("status") or {}):
             return
@@ -350,7 +351,7 @@ class TrainingJobs(Controller):
     def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
         if clean_policy in ("Running", "All"):
             self._end_pods(job, list(job.pods))
-        else:  # no pod is deleted or restarted
+        else:  # with another policy, no pod is deleted or restarted
             job.pods = {
                 key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None
             }
@@ -384,8 +385,8 @@ def _clean_policy(spec: Object) -> str:
 
 
 def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
-    """Return the limit that a job exceeds; "" if none. As in the operator, only in-place restarts
-    count."""
+    """Return a message about the exceeded limit of a job; "" if it exceeds none. As in the
+    operator, only in-place restarts count towards backoffLimit."""
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"

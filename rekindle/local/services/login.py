@@ -2,9 +2,9 @@
 
 MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once,
 in the address that `rekindle ui` prints, and gets a cookie that is valid for the life of this
-process. Requests are checked by their heads, before MLflow reads a byte. Pages of other origins,
-including other ports of this machine and host names that were redirected to this machine (DNS
-rebinding), cannot use the login of a browser.
+process. The head of each request is checked before MLflow reads any of the request. Pages of other
+origins, including other ports of this machine and host names that were redirected to this machine
+(DNS rebinding), cannot use the login of a browser.
 """
 
 import hmac
@@ -17,14 +17,14 @@ from argolocal.common.json_text import to_json
 from rekindle.local.services.threaded_server import response
 
 Headers = Mapping[str, list[str]]
-# any port: `ssh -L` may forward another port
+# any port is accepted, because `ssh -L` may forward another port
 HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 HINT = (
     "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN as `rekindle env`"
     " prints it."
 )
-# a page instead of an HTTP redirect, which would still count as cross-site and so lack the strict
-# cookie; the fragment of the address names MLflow's page
+# a page, because a request after an HTTP redirect would still count as cross-site and lack the
+# SameSite=Strict cookie; the URL's fragment names MLflow's page
 REDIRECT = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 
 
@@ -37,8 +37,8 @@ class Login:
         self.session = secrets.token_urlsafe(32)
 
     def answer(self, head: bytes) -> bytes | None:
-        """Return the answer to a request that MLflow must not receive, else None. `head` has passed
-        `find_fault`."""
+        """Return the answer to a request that MLflow must not receive, else None. `head`: without
+        the errors that `find_fault` finds."""
         first, *lines = head.decode("latin-1").strip("\r\n").split("\r\n")
         method, target, _ = first.split(" ")
 
@@ -108,7 +108,7 @@ def _equal(actual: str, expected: str) -> bool:
 
 
 def _refusal(status: int, message: str) -> bytes:
-    """Return an error in MLflow's format, which MLflow's client shows."""
+    """Return an error response in MLflow's format, so that MLflow's client shows its message."""
     code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[status]
     return response(
         status, to_json({"error_code": code, "message": message}), "", "application/json"

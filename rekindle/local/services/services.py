@@ -59,7 +59,7 @@ from rekindle.kubernetes_names import (
 )
 
 BUCKET = "rekindle"
-DATABASE = "mlflow.db"  # of the embedded MLflow, in the home
+DATABASE = "mlflow.db"  # file name of the embedded MLflow's database in the home
 REGION = "us-east-1"
 GRACE_S = 5.0  # time for a service to exit
 SERVICES = ("s3", "mlflow")
@@ -125,8 +125,8 @@ class Services:
                 self._launch(name)
 
     def restart_dead(self) -> None:
-        """Restart dead services, and report each restart. Services that a command has stopped
-        are restarted only if this process uses them."""
+        """Restart dead services, and report each restart. A service that another command has
+        stopped is restarted only if this process uses it."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used_names or (record and record.pid):
@@ -197,8 +197,8 @@ class Services:
         return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
-        """Make $REKINDLE_TOKEN, if it is set, the tokens of this home: another process starts the
-        model servers.
+        """Store $REKINDLE_TOKEN, if it is set, as the tokens of this home, for the other process
+        that starts the model servers.
 
         Raises ConfigError.
         """
@@ -250,8 +250,8 @@ class Services:
         return parse(Secrets, write_once(path, to_json(initial), 0o600), str(path)).root
 
     def ready(self, timeout: float = 60) -> None:
-        """Wait until all services answer. Raises StorageError or TrackingError with the end of the
-        log."""
+        """Wait until all services answer. Raises StorageError or TrackingError with the last lines
+        of the service's log."""
         deadline = time.monotonic() + timeout
         for name in SERVICES:
             while not answers(self.url(name) + ("/health" if name == "mlflow" else "")):
@@ -284,7 +284,7 @@ class Services:
                 try:
                     # the record keeps the port for the next start
                     self._write(record.model_copy(update={"pid": 0, "since": 0}))
-                except OSError:  # the disk is full
+                except OSError:  # the disk is full: delete the record
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
 
             self._forget_token()
@@ -393,9 +393,9 @@ class Services:
 
 
 def answers(url: str, timeout: float = 2) -> bool:
-    """Return True if an HTTP server answers at `url`, even with an error below 500."""
+    """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
-    import urllib.request  # imported only here: the import takes 40 ms
+    import urllib.request  # imported in this function, because the import takes 40 ms
 
     try:
         with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own URLs
@@ -409,7 +409,7 @@ def answers(url: str, timeout: float = 2) -> bool:
 def check_reachable(name: str, url: str) -> None:
     """Raise an error unless a process listens at the address of a service."""
     if not url.startswith(("http://", "https://")):
-        return  # MLflow also supports databases and managed services
+        return  # not checked: MLflow also supports databases and managed services
 
     try:
         parts = urlsplit(url)

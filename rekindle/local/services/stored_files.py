@@ -1,7 +1,7 @@
 """Reads the buckets of the embedded object store from its files, so that the service need not run.
 
-Each change of the store is one rename, so a reader sees complete objects. Nothing is written or
-locked.
+Each change of the store is one rename, so a reader sees complete objects. Reading neither writes
+nor locks files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,8 @@ from rekindle.local.services.s3.format import file_name, meta_of
 
 @dataclass(frozen=True)
 class Item:
-    """An object in a listing, as `rekindle.storage.Entry`, whose module imports boto3."""
+    """An object in a listing, like `rekindle.storage.Entry`, which is not used because its module
+    imports boto3."""
 
     key: str
     size: int
@@ -64,5 +65,5 @@ def _item(path: Path) -> Item | None:
             meta = meta_of(file)
         return Item(meta["key"], meta["size"], f'"{meta["etag"]}"', meta["modified"])
     except (OSError, ValueError, KeyError):
-        # removed since the listing, or left incomplete by a power cut
+        # the file was removed since the listing, or a power cut left it incomplete
         return None

@@ -25,7 +25,8 @@ THREADS = 32
 BLOCKED_AFTER_S = 0.05
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
-# time that a thread waits for the next request, since passing the connection back costs more
+# time that a thread waits for the next request of its connection: a short wait costs less than
+# giving the connection back
 NEXT_REQUEST_TIMEOUT_S = 0.02
 # maximum number of open connections; beyond it, the connection with the longest silence is closed
 MAX_CONNECTIONS = 8192
@@ -46,7 +47,7 @@ class Connections:
     ) -> None:
         self.listening = listening
         self.answer = answer
-        # fd → connection, start of its silence
+        # file descriptor → connection, and start time of its silence
         self.silent_connections: dict[int, tuple[socket.socket, float]] = {}
         self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
         self.threads = 0
@@ -165,8 +166,8 @@ class Connections:
             connection.close()
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Answer the requests that have arrived or arrive soon. Return False if the connection must
-        be closed."""
+        """Answer the requests that have arrived, or arrive within NEXT_REQUEST_TIMEOUT_S. Return
+        False if the connection must be closed."""
         connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
         while True:

@@ -121,7 +121,7 @@ def _usable_quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) 
             continue
 
         borrowing_limit = resource.get("borrowingLimit")
-        # without a limit, the queue may use all quotas of the cohort
+        # without a borrowingLimit, the queue may use all quotas of the cohort
         if cohort and borrowing_limit is None:
             amount = _cohort_quota(cluster, cohort, flavor, name)
         else:
@@ -173,7 +173,7 @@ def _cohort(item: Object) -> str:
 
 
 def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
-    """Yield the quotas of a ClusterQueue, by the names of their flavor and resource."""
+    """Yield each quota of a ClusterQueue with the names of its flavor and resource."""
     for group in queue["spec"].get("resourceGroups") or []:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:

@@ -56,8 +56,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of a run. `total`: its time; `unconditional_total`: its time without conditional
-    tasks."""
+    """The forecast of a run. `total`: duration of the run; `unconditional_total`: its duration
+    without conditional tasks."""
 
     name: str
     rows: list[Row]
@@ -66,7 +66,7 @@ class Forecast:
     former_runs: list[str]  # names of the runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
-    currency: str = ""  # of the costs; empty without prices
+    currency: str = ""  # currency of the costs; empty without prices
     shortages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -269,7 +269,7 @@ def _row(
     if task.status not in (RUNS, CONDITIONAL):
         pods = []
 
-    # servers run on after the run; like the cost of a run, the forecast does not include them
+    # model servers are excluded, as in the cost of a run, because they continue after the run
     if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")):
         charged_pods = []
     else:
@@ -292,7 +292,7 @@ def _row(
 
 
 def _run_name_prefix(manifest: Mapping[str, Any]) -> str:
-    """Return the start of the names of a manifest's runs."""
+    """Return the common prefix of the names of a manifest's runs."""
     metadata = manifest.get("metadata") or {}
     if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):
         return f"{metadata['name']}-"

@@ -24,11 +24,11 @@ from rekindle.operations.plan.tasks import Tree
 Note = Callable[[str], None]
 LAUNCHER = "rekindle.training.launch"
 
-MAX_RUNS = 10  # the newest runs say most about the next run
-ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of a node's name
-# DAG, Steps: of templates that call themselves
+MAX_RUNS = 10  # number of former runs to read: the newest predict the next run best
+ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the name of an attempt or loop item
+# DAG and Steps: for templates that call themselves
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
-# differ in each run
+# parameters that differ in each run
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}
 
 
@@ -43,8 +43,8 @@ class Record:
 
 @dataclass(frozen=True)
 class FormerRun:
-    """An earlier run that has ended. `records`: its tasks that were computed and succeeded, by
-    path; `tree`: its tasks, if it trains."""
+    """An earlier run that has ended. `records`: the successful tasks that were not cached, by path;
+    `tree`: the tasks of a run that trains."""
 
     name: str
     tree: Tree | None
@@ -55,8 +55,8 @@ class FormerRun:
 def read_local_runs(
     home: Path, workflow: Mapping[str, Any], prefix: str, note: Note
 ) -> Iterator[FormerRun]:
-    """Yield the newest runs of the same pipeline. `prefix`: start of the names of its runs; `note`
-    is called for each malformed run."""
+    """Yield the newest runs of a pipeline on this machine. `prefix`: common prefix of the names of
+    the pipeline's runs; `note` is called for each malformed run."""
     names = runs.run_names(home) if (home / "runs").is_dir() else []
     yield from _newest_runs(
         (_read_local_run(home, name) for name in names if name.startswith(prefix)), workflow, note
@@ -66,7 +66,7 @@ def read_local_runs(
 def read_cluster_runs(
     cluster: Cluster, workflow: Mapping[str, Any], prefix: str, note: Note
 ) -> Iterator[FormerRun]:
-    """Yield the newest runs of the same pipeline in the namespace, with ARGO_SERVER also from
+    """Yield the newest runs of a pipeline in the namespace; if ARGO_SERVER is set, also those in
     Argo's archive.
 
     Raises RekindleError.
@@ -128,7 +128,7 @@ def _read_local_run(home: Path, name: str) -> tuple[str, Any, Status] | None:
     try:
         return name, files.workflow(), files.load()[0]
     except ConfigError:
-        # its files are corrupt
+        # the run's files are corrupt
         return None
 
 
@@ -141,7 +141,7 @@ def _fetch(
         else:
             workflow = workflows.read_run(cluster, name)
     except RekindleError:
-        # it was deleted since the listing
+        # the run was deleted since the listing
         return None
 
     return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}

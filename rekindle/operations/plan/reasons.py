@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 MAX_ENTRIES = 2000  # maximum number of cache entries to read for a comparison
-MAX_VALUE_LENGTH = 24  # characters of a value in a line of text
+MAX_VALUE_LENGTH = 24  # maximum number of characters of a value in a line of text
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Reasons:
         return next(iter(reusable or running), "")
 
     def _newest_entry(self, step: str, task: str) -> entries.Entry | None:
-        """Return the newest entry of a step: of this task in a run of this pipeline, of this
-        pipeline, or of any."""
+        """Return the newest cache entry of a step: preferably of this task in this pipeline, then
+        of this pipeline, then of any pipeline."""
 
         def rank(entry: entries.Entry) -> tuple[bool, bool, float]:
             return entry.workflow.startswith(self.prefix), entry.task == task, entry.made
@@ -124,7 +124,7 @@ class Reasons:
 
     @cached_property
     def _entries_by_step(self) -> dict[str, list[entries.Entry]]:
-        """The newest entries, by step."""
+        """The newest cache entries of each step."""
         result: dict[str, list[entries.Entry]] = {}
         for entry in self._read_entries():
             result.setdefault(str(entry.facts.get("step")), []).append(entry)

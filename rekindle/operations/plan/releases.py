@@ -150,7 +150,7 @@ def _tracked_version(model: str) -> str:
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES
 
-    # a plan is complete without the champion
+    # only one retry: a plan is useful without the champion
     os.environ.setdefault(RETRIES, "1")
     release = tracking.champion(model)
     if release:

@@ -30,8 +30,8 @@ class ResourceSeconds:
 
 
 def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return the pods of a task. Each item of a loop counts; an unknown number of items counts as
-    one.
+    """Return the pods of a task. A loop has its pods once per item; an unknown number of items
+    counts as one.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
@@ -52,8 +52,8 @@ def totals(replicas: Iterable[Replicas]) -> dict[str, float]:
 def resource_seconds(
     replicas: Iterable[Replicas], seconds: float, prices: Prices | None
 ) -> ResourceSeconds:
-    """Return the requests of pods for `seconds`. As in the cost of a run, the pods of Argo itself
-    are free."""
+    """Return the resource requests of pods, multiplied by `seconds`. As in the cost of a run, the
+    pods of Argo itself are free."""
     result = ResourceSeconds(cost=0.0 if prices else None)
 
     for item in replicas:
@@ -70,7 +70,8 @@ def resource_seconds(
 def peak(
     requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]
 ) -> dict[str, float]:
-    """Return the maximum of each resource over the run, if each task (by path) runs in its span."""
+    """Return the maximum of each resource that is requested at the same time, if each task (by
+    path) runs during its span."""
     changes = [(span.start, 1, path) for path, span in spans.items()]
     changes += [(span.end, -1, path) for path, span in spans.items()]
 

@@ -53,7 +53,7 @@ class Task:
     status: str = RUNS
     reason: str = ""
     items: int | None = 1  # number of loop items; None if it is known only at run time
-    children: dict[str, "Task"] = field(default_factory=dict)  # by name in the template
+    children: dict[str, "Task"] = field(default_factory=dict)  # the tasks in the template, by name
     # child → children that end before it starts
     needs: dict[str, list[str]] = field(default_factory=dict)
     # path of the outer task with the same template, which calls itself and is not followed further
@@ -218,7 +218,7 @@ class Tree:
             return RUNS, ""
 
         match = CACHE_CONDITION.fullmatch(when)
-        # evaluated here, because parsing would take longer than everything else
+        # evaluated without the expression parser, which would take longer than everything else
         if match:
             location = self._reused_location(match[1])
             if location:

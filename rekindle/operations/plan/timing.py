@@ -1,7 +1,8 @@
 """Estimates the duration of each task, and of the run, from former runs.
 
-A training is estimated from the ledgers of former trainings: fixed seconds, and seconds per step.
-So a changed number of epochs, steps, samples per step or workers changes the estimate.
+The duration of a training is estimated from the ledgers of former trainings, as fixed seconds plus
+seconds per step. The estimate therefore depends on the numbers of epochs, steps, samples per step
+and workers.
 """
 
 import os
@@ -23,7 +24,7 @@ from rekindle.training.spec import TrainingSpec
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MIN_POD_S = 0.001  # shortest duration of a pod, so that each pod counts in the peak
+MIN_POD_S = 0.001  # minimum duration of a pod in seconds, so that each pod counts towards the peak
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Estimates:
     def _estimate_training(
         self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record
     ) -> tuple[float, str, float]:
-        """Estimate a training with the settings `spec` from a former training: seconds, a note,
-        free seconds."""
+        """Estimate a training with the settings `spec` from a former training; return its seconds,
+        a note, and the seconds that are not charged."""
         tree = former.tree
         if tree:
             former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None)
@@ -153,7 +154,7 @@ class Estimates:
             former_spec.total_steps(samples) == step_times.planned_steps > step_times.steps
             and spec.patience
         ):
-            # stopped early by train.patience
+            # train.patience stopped the former training early
             steps = round(steps * step_times.steps / step_times.planned_steps)
 
         ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(
@@ -167,8 +168,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The seconds of a training's steps and of its ledger, and the numbers of steps,
-    list_planned_tasks steps and samples."""
+    """The seconds of a training's steps and of its whole ledger, and the numbers of executed steps,
+    planned steps and samples."""
 
     seconds: float
     ledger_seconds: float
@@ -201,7 +202,7 @@ def _samples_per_step(spec: TrainingSpec) -> int:
 
 
 def _sequential_samples(spec: TrainingSpec, is_local: bool) -> float:
-    """Return the samples of a step that one worker processes, one after the other."""
+    """Return the number of samples that one worker processes one after the other in each step."""
     workers = min(spec.workers, spec.virtual_workers)
     if is_local:
         workers = min(workers, os.cpu_count() or 1)
@@ -255,8 +256,8 @@ def _most_similar(task: Task, records: list[tuple[FormerRun, Record]]) -> list[R
 
 
 def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str, Span]]:
-    """Return the seconds of the run, and the span of each task, if pods start at once. `seconds`:
-    by path."""
+    """Return the duration of the run in seconds and the span of each task, if all pods start
+    without delay. `seconds`: by path."""
     spans: dict[str, Span] = {}
 
     def schedule_task(task: Task, start: float) -> float:
@@ -319,7 +320,8 @@ def overhead(tree: Tree, former_runs: Iterable[FormerRun]) -> float:
 
 @dataclass(frozen=True)
 class Total:
-    """Seconds of the run along its critical path, with the sums of the minima and maxima."""
+    """The duration of the run along its critical path in seconds, and the sums of the tasks'
+    minimum and maximum durations."""
 
     seconds: float
     low: float
@@ -331,7 +333,7 @@ class Total:
 def total(
     tree: Tree, estimates: Mapping[str, Estimate], overhead_s: float, with_conditional: bool
 ) -> Total:
-    """Return the total of the run. Tasks of unknown duration count as 0; `overhead_s` passes
+    """Return the total of the run. Tasks of unknown duration count as 0; `overhead_s`: seconds
     between the tasks."""
     leaves = [leaf for leaf in tree.leaves() if with_conditional or leaf.status != CONDITIONAL]
 

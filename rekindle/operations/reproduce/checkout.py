@@ -1,4 +1,4 @@
-"""A commit's files in a folder of their own, without any change of the repository: no branch, index
+"""Writes a commit's files to a separate folder, without changing the repository's branches, index
 or work tree."""
 
 import re

@@ -12,13 +12,13 @@ from rekindle.storage import Store
 
 # entries of model.json that the weights depend on
 SETTING_ENTRIES = ("workload", "family", "start", "model", "train")
-# entries of a fingerprint that follow from the settings and the digest
+# entries of a fingerprint that are derived from the settings and the dataset's digest
 DERIVED_ENTRIES = ("config", "data")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the run: `prefix` of its files, and model.json."""
+    """A model that the run has trained; `prefix`: key prefix of its files; also model.json."""
 
     prefix: str
     description: ModelFile
@@ -64,7 +64,8 @@ def _models(store: Store, run: str) -> Iterator[Model]:
 
 
 def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
-    """Return how much of a model equals the release: a run may train several models."""
+    """Return a sort key for the similarity of a model to the release, because a run may train
+    several models."""
     names = ("digest", *SETTING_ENTRIES)
     expected = origin.model.as_json()
     actual = model.description.as_json()

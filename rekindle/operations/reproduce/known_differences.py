@@ -179,8 +179,8 @@ class Data:
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """The digest of each place where the data may be; "" if it does not exist or cannot be
-        verified."""
+        """The digest of the data at each place where it may be; "" if it does not exist there or
+        cannot be verified."""
         source = self.given_source or self.recorded_source
         places = list[str]()
         if not self.given_source and "://" not in self.recorded_source:
@@ -235,7 +235,7 @@ class Data:
             yield Finding("data", text, True)
 
     def _is_private(self) -> bool:
-        """Return True if the pods of steps cannot see the data."""
+        """Return True if the data is in a folder that the pods of steps cannot see."""
         path = Path(self.source)
         return path.is_relative_to(POD_PRIVATE) and not path.is_relative_to(self.folder)
 

@@ -3,7 +3,7 @@ since it imports torch.
 
     python -m rekindle.operations.reproduce.machine_facts '["steps.digits", {}, {}, ""]'
 
-The argument: workload, model, train, family.
+The argument is a JSON list of workload, model, train and family.
 """
 
 import json

@@ -149,12 +149,13 @@ class Inputs:
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
-        if self.start.startswith("releases/"):  # and not another training of the run
+        # true for a release, not for another training of the run
+        if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
         champion = origin.run.champion
         release = tracking.find_version(origin.name, champion) if champion else None
-        # then the release is a refreshed champion
+        # equal hashes show that the release is a refresh of this champion
         if release and release.sha256 == origin.sha256:
             self.releases[origin.name] = release
 
@@ -225,7 +226,7 @@ def run_pipeline(
     values: Mapping[str, str],
 ) -> str:
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
-    it fails.
+    the run fails.
 
     `values`: outputs of suspended steps.
     """
@@ -247,8 +248,8 @@ def run_pipeline(
 
 
 def training_config(origin: Origin) -> dict[str, Any]:
-    """Return the config that trains the model of the release; of a sweep, only the trial that was
-    released.
+    """Return the config that trains the model of the release; for a sweep, it trains only the
+    released trial.
 
     The sweep is not repeated: with a budget, it depends on the speed of the machine.
     """

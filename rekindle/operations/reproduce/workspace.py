@@ -35,10 +35,10 @@ from rekindle.storage import Store
 REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
 REMOVED_VARIABLES = (NOTIFY_URL, "PYTHONPATH")
 KEPT_VARIABLES = (REKINDLE_CACHE,)  # variables that the commands of the workspace inherit
-# removed twice, because processes that end at the same time may still write
+# the folder is removed twice, because processes that are just ending may still write to it
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
-# they are in the commit if the repository is Rekindle's own
+# these packages are in the commit if the repository is Rekindle's own
 REKINDLE_PACKAGES = ("rekindle", "argolocal")
 
 
@@ -62,8 +62,8 @@ class Workspace:
 
     @property
     def commit_variables(self) -> dict[str, str]:
-        """PYTHONPATH, if the commit contains Rekindle itself: then this code runs instead of the
-        installed Rekindle."""
+        """PYTHONPATH, if the commit contains Rekindle itself, so that the commit's code runs
+        instead of the installed Rekindle."""
         has_rekindle = all(
             (self.checkout / name / "__init__.py").is_file() for name in REKINDLE_PACKAGES
         )
@@ -72,8 +72,8 @@ class Workspace:
         return {}
 
     def rekindle(self, folder: Path, *arguments: str) -> str:
-        """Return the output of a command of Rekindle in the project `folder`. The command ends with
-        this process.
+        """Return the output of a command of Rekindle in the project `folder`. The command is
+        stopped when this process ends.
 
         The lines of its stderr appear on the stderr of this process, except the summary of a run
         that succeeds, which names the folder's own services. Raises RekindleError if the command
@@ -175,7 +175,7 @@ class Workspace:
 
 @contextmanager
 def temporary_workspace() -> Iterator[Workspace]:
-    """Yield a workspace, and remove it at the end, or after this process was killed."""
+    """Yield a workspace, and remove it at the end, even if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
 
     remover = subprocess.Popen(

@@ -4,8 +4,8 @@
     model = mlflow.pyfunc.load_model("models:/demo@champion")
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row per instance and a column per field. Other keys of a request are params, as JSON.
-The model validates requests and predicts by the same code as a server.
+`frame` has a row per instance and a column per field. Keys of a request other than `instances` are
+params, as JSON. The model validates requests and predicts by the same code as a server.
 """
 
 import platform

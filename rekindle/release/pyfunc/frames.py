@@ -1,7 +1,8 @@
 """Converts the rows of a data frame to instances in JSON.
 
 A frame loses information: a missing value makes a column of integers a column of floats, and does
-not show whether the value was null or left out. The schema of the request resolves this.
+not show whether the value was null or left out. The schema of the request restores this
+information.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 INSTANCES = "instances"
-MAX_EXACT_FLOAT = 2**53  # larger integers lose digits as floats
+MAX_EXACT_FLOAT = 2**53  # integers above this value lose digits as floats
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 Schema = dict[str, Any]
 
@@ -89,8 +90,8 @@ class FrameConverter:
         return isinstance(value, list) and bool(types) and "array" not in types
 
     def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Convert a row. A missing value becomes null if it is None or the field is required, and
-        the field accepts null; otherwise it is left out."""
+        """Convert a row. A missing value becomes null if the field accepts null, and the value is
+        None or the field is required; otherwise the field is left out."""
         instance: dict[str, Any] = {}
 
         for name, value in row.items():
@@ -127,7 +128,7 @@ class FrameConverter:
                 ),
                 {},
             )
-            # True: any other property
+            # if True, any other property is allowed
             if not isinstance(other, dict):
                 other = {}
 
@@ -221,7 +222,8 @@ def is_midnight(value: datetime) -> bool:
 
 
 def to_python(value: object) -> Any:
-    """Convert a scalar of NumPy to Python; a time to pandas, which has nanoseconds."""
+    """Convert a NumPy scalar to a Python value, or a NumPy time to a pandas time, which keeps
+    nanoseconds."""
     import numpy
     import pandas
 

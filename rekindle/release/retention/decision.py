@@ -66,8 +66,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts that are not removed; with any of
-    them, the run's records are not removed either."""
+    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts that are not removed; if there are
+    any, the run's records are not removed either."""
 
     run: Run
     kept_tasks: frozenset[str]
@@ -107,7 +107,8 @@ def choose_removals(
         needed_tasks = listing.claimed.union(*(run.uses for run in readers))
         sources = {task.partition("/")[0] for task in needed_tasks}
 
-        # a failed run of which any artifact is needed keeps all of them, so that it can be resumed
+        # a failed run keeps all of its artifacts if any of them is needed, so that the run can be
+        # resumed
         resumable = {
             run.name for run in listing.runs if run.name in expired & sources and not run.succeeded
         }
@@ -161,7 +162,8 @@ def _surplus_runs(
 
 
 def _increasing_ends(newest_first: Iterable[Run]) -> dict[str, float]:
-    """Return the ends of the runs, each at least as late as the ends of all earlier runs."""
+    """Return the end times of the runs, raised where needed so that none is before the end of an
+    earlier run."""
     ends: dict[str, float] = {}
     latest = 0.0
     for run in reversed([*newest_first]):

@@ -43,7 +43,7 @@ from rekindle.tracking import STORE_TAG
 
 ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
 PAGE = 1000
-PATTERN = re.compile(r"[*?\[{]")  # beginning of a pattern in an address
+PATTERN = re.compile(r"[*?\[{]")  # first character of the pattern in an address
 RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
 # for each of these tags, later runs are compared with the newest successful run that has it
 # (steps/monitoring/moving_window.py)
@@ -55,9 +55,10 @@ class Context:
     """Information that only the caller has.
 
     `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
-    for which claimed cache entries keep their artifacts. `resumable_s`: number of seconds after its
-    end during which any other failed run may be resumed or active. `targets`: function that returns
-    the versions of a model that `rekindle rollback` can restore; if None, no release is removed.
+    for which claimed cache entries keep their artifacts. `resumable_s`: number of seconds after the
+    end of any other failed run during which it may be resumed or active. `targets`: function that
+    returns the versions of a model that `rekindle rollback` can restore; if None, no release is
+    removed.
     """
 
     runs: Mapping[str, Run]
@@ -113,7 +114,8 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 continue
 
             has_tag = not recorded_run and record["tags"].get(tracking.EMPTIED) == "removed"
-            # the tag alone proves nothing, since every client of MLflow can set it
+            # the tag alone does not prove that the artifacts are gone, since every client of MLflow
+            # can set it
             is_emptied = has_tag and not ownership.has_artifacts(store, name)
             is_compared = record["id"] in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
@@ -139,7 +141,8 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 def make_inputs_function(
     store: Store, releases: Iterable[Release]
 ) -> Callable[[Release], Iterator[str]]:
-    """Return a function that yields the prefixes of the releases that reproducing a release reads.
+    """Return a function that yields the prefixes of the releases that `rekindle reproduce` of a
+    given release reads.
 
     These are the release with its initial weights and, for a refreshed champion, the previous
     champion.
@@ -270,7 +273,7 @@ def find_trial_ids(run_id: str, run: RunName) -> list[str]:
 def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
     """Return the id of a run's record in MLflow; "" if it does not exist or is ambiguous.
 
-    `recorded_id`: the id in the mark of the run, or "" if the run has not reported its end.
+    `recorded_id`: the MLflow id in the mark of the run, or "" if the run has not reported its end.
     `own_id`: id of the object store.
     """
     records = _list_records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
@@ -323,7 +326,7 @@ def _list_records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[d
 
 
 def _find_data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
-    """Return RUN/TASK of the artifacts that runs of other pipelines use as data.source."""
+    """Return, as RUN/TASK, the artifacts that runs of other pipelines use as data.source."""
     ids = [
         found["experiment_id"]
         for found in _search_all("experiments", "experiments", {})
@@ -375,7 +378,8 @@ def _add_mark_number(run: Run, mark: Mark | None) -> Run:
 
 
 def _make_run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
-    """Return the run of a record in MLflow and its mark; None if the mark is of another pipeline.
+    """Return the run described by a record in MLflow and by its mark; None if the mark is of
+    another pipeline.
 
     The run has ended only if both the record and the mark have an end. A failed run counts as
     active while it may be resumed.
@@ -394,15 +398,15 @@ def _make_run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: fl
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
-    # both are checked: every client can remove the tag, and marks of earlier versions lack the
-    # field
+    # both are checked: every client can remove the tag, and marks of earlier versions of Rekindle
+    # lack the field
     counted = mark.counted and tracking.BACKFILL not in record["tags"]
     return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
 
 
 def _combine_records(run: Run, other: Run) -> Run:
-    """Combine two records of a run in MLflow. One of them may be forged, so what either of them
-    protects is kept."""
+    """Combine two records of a run in MLflow. Either record may be forged, so everything that at
+    least one of them protects is kept."""
     return replace(
         run,
         ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
@@ -415,7 +419,7 @@ def _combine_records(run: Run, other: Run) -> Run:
 
 
 def _find_used_tasks(record: dict[str, Any]) -> frozenset[str]:
-    """Return RUN/TASK of the artifacts of other runs that a run reads without copying them."""
+    """Return, as RUN/TASK, the artifacts of other runs that a run reads without copying them."""
     if tracking.REFERS not in record["tags"]:
         return frozenset()
     values = (value for tag, value in record["tags"].items() if tag.startswith(tracking.CACHED))
@@ -423,7 +427,8 @@ def _find_used_tasks(record: dict[str, Any]) -> frozenset[str]:
 
 
 def _find_compared_ids(records: list[dict[str, Any]]) -> set[str]:
-    """Return the ids of the runs with which later runs are compared. `records`: newest first."""
+    """Return the MLflow ids of the runs with which later runs are compared. `records`: newest
+    first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
@@ -433,7 +438,7 @@ def _find_compared_ids(records: list[dict[str, Any]]) -> set[str]:
 
 
 def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
-    """Return RUN/TASK of the artifacts that data.source may contain.
+    """Return, as RUN/TASK, the artifacts that data.source may contain.
 
     It may be the folder of a run, a pattern such as `RUN/*/out`, or all objects whose keys begin
     with a text such as `RUN/prep`.
@@ -494,7 +499,7 @@ def _list_releases(
 def _make_release(
     store: Store, own_id: str, row: Mapping[str, Any], run: Run | None
 ) -> Release | None:
-    """Return the release of a version; None if it does not belong to this store.
+    """Return the release of a version; None if the version does not belong to this store.
 
     If this store has begun to remove the version, it is also returned when its files are already
     removed, or belong to a new version.
@@ -521,7 +526,7 @@ def _make_release(
         sha256=owner.model_sha256 if owner else "",
         run=run.name if run else "",
         created=int(row.get("creation_timestamp", 0)) / 1000,
-        # the tag alone proves nothing while the store has the files
+        # while the store has the files, the tag alone does not prove that their removal has begun
         marked=is_marked and (not has_files or (owner is not None and owner.removed)),
     )
 

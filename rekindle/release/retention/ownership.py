@@ -2,10 +2,10 @@
 run owns, and when it ended.
 
 A run writes its mark before its first artifact. Retention deletes no object of a run without a mark
-in this store. Of a run with a mark, it deletes only objects that the run owns: all objects below
-RUN/ if the name of the run was generated, since such a name is unique; otherwise RUN/TASK/ of the
-tasks whose folders were empty when the run began. A mark in a shared folder of the store is
-ignored, since other programs can write there, such as clients of MLflow.
+in this store. Of a run with a mark, retention deletes only objects that the run owns: all objects
+below RUN/ if the run's name was generated and is thus unique; otherwise those below RUN/TASK/ of
+each task whose folder was empty when the run began. A mark in a shared folder of the store is
+ignored, since other programs, such as clients of MLflow, can write there.
 
 The marks are numbered in the order of their last changes, which therefore does not depend on
 clocks.
@@ -31,7 +31,7 @@ NUMBER_KEY = "run-number"  # object with the number of the last mark
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
-MAX_DIGITS = 18  # maximum number of digits of the number of a mark
+MAX_DIGITS = 18  # maximum number of digits in a mark's number
 # folders of the object store that no run owns, not even a run with such a name
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
@@ -41,8 +41,9 @@ class Mark(BaseModel):
 
     `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
     folder, not only those of `tasks`. `ended`: Unix time; None while the run is active. `counted`:
-    True if `keep_runs` counts the run; False for a run of a backfill. `run_id`: id of its record in
-    MLflow; "" until the run has reported its end. `uid`: uid of the Workflow; "" if unknown.
+    True if `keep_runs` counts the run; False for a run of a backfill. `run_id`: id of the run's
+    record in MLflow; "" until the run has reported its end. `uid`: uid of the Workflow; "" if
+    unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -71,7 +72,7 @@ class Mark(BaseModel):
         owns_folder = self.whole and GENERATED.fullmatch(run) is not None
         if folder != run:
             return False
-        # an object directly in the folder of the run
+        # the object is directly in the run's folder, not in a task's folder
         if not slash:
             return owns_folder
 
@@ -186,7 +187,8 @@ def mark_key(run: RunName) -> str:
 
 
 def has_generated_name(metadata: Mapping[str, Any]) -> bool:
-    """Return True if the name is generateName with random characters of the API server."""
+    """Return True if the name is generateName, followed by random characters as the API server
+    appends them."""
     name = metadata.get("name")
     prefix = metadata.get("generateName")
     if not isinstance(name, str) or not isinstance(prefix, str) or not prefix:
@@ -211,8 +213,8 @@ def _list_folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
 
 
 def _is_empty(store: Store, run: RunName, folder: str) -> bool:
-    """Return True if the folder of a task is empty. For the name of the run: if the folders of all
-    its pods are empty."""
+    """Return True if the folder of a task is empty. If `folder` is the name of the run, return True
+    if the folders of all its pods are empty."""
     prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
     return next(iter(store.list(prefix)), None) is None
 
@@ -223,9 +225,10 @@ def _has_objects(store: Store, run: RunName) -> bool:
 
 
 def _next_number(store: Store) -> int:
-    """Return a number above the last one, and at least the Unix time in milliseconds.
+    """Return the number of the next mark: above the last number, and at least the Unix time in
+    milliseconds.
 
-    Otherwise, if the last number was lost, the next run would be the oldest.
+    Without the time, the next run would count as the oldest if the last number was lost.
     """
     while True:
         try:
@@ -247,12 +250,12 @@ def _read_any_mark(store: Store, run: RunName) -> tuple[Mark | None, str | None]
         return None, None
     try:
         return Mark.model_validate_json(data), etag
-    except ValidationError:  # Rekindle has not written this object
+    except ValidationError:  # not a valid mark, so Rekindle has not written this object
         return None, etag
 
 
 def _write_mark(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
-    """Write a mark unless it has changed since `etag`. Return True if it was written."""
+    """Write a mark unless it has changed since `etag`. Return True if the mark was written."""
     try:
         store.put(
             mark_key(run),

@@ -1,5 +1,5 @@
-"""Removes the runs, releases and cache entries that decision.py has chosen. A removal that was
-interrupted, or that runs concurrently, can repeat each part.
+"""Removes the runs, releases and cache entries that decision.py has chosen. Each part can be
+repeated, after an interruption or by a concurrent removal.
 
 An object is deleted only if a record in the store says that it belongs to the run (ownership.py) or
 the release (release.json). The record is deleted last.
@@ -75,7 +75,7 @@ def remove(store: Store, removal: Removal, host: Host, context: listing.Context)
                 entries.remove_entries(
                     store, [entry for entry in removal.entries if entry.workflow == item.run.name]
                 )
-                # also since the decision
+                # includes tasks that were claimed after the decision
                 claimed = claims.claimed_tasks(store, context.claim_s, item.run.name)
                 if _remove_run(store, item, item.kept_tasks | claimed, host):
                     removed_names.append(item.run.name)
@@ -153,8 +153,8 @@ def delete_record(run_id: str) -> None:
             ]
         )
 
-        # only artifacts below the id of the run: users may choose any folder for an experiment.
-        # MLflow cannot delete artifacts in other stores
+        # only artifacts in a folder with the run's id are deleted, since users may choose any
+        # folder for an experiment. MLflow cannot delete artifacts in other stores
         has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if root.scheme == "mlflow-artifacts" and has_own_folder:
             request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
@@ -181,7 +181,8 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
         request(
             "POST", "mlflow/model-versions/set-tag", json={**mark, "value": listing.store_id(store)}
         )
-        if listing.has_alias(release.model, str(release.version)):  # set since the decision
+        # the alias was set after the decision
+        if listing.has_alias(release.model, str(release.version)):
             request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
             return
 
@@ -197,7 +198,7 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
 
 
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
-    """Remove the files of a release, and last release.json, which names them.
+    """Remove the files of a release; release.json, which names them, is removed last.
 
     Other objects in its folder are kept.
     """

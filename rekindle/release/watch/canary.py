@@ -9,7 +9,7 @@ from rekindle.release.serve_config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
 from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
-# number of checks in a step; one more follows if the step must wait for enough requests
+# number of checks in a step; if it must wait for enough requests, there is one more check
 CHECKS = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
@@ -48,7 +48,8 @@ class Canary:
         return stats.get(self.candidate_key, VersionStats()), champion
 
     def observe(self) -> str:
-        """Watch until the step is over. Return the reason to roll back the candidate, or ""."""
+        """Compare the versions until the step is over. Return the reason to roll back the
+        candidate, or ""."""
         seconds = 60 * self.config.minutes
         for number in range(1, CHECKS + 1):
             self._watch_until(self.start + seconds * number / CHECKS)

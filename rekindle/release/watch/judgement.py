@@ -2,9 +2,9 @@
 times or predictions.
 
 Each test has a tolerance, so that irrelevant differences do not become significant with more
-traffic, and needs only the data of `/metrics`. The probability of rejecting a good candidate is at
-most serve.canary.false_alarms over all checks and tests, since each gets a share of it as its
-`alpha` (Bonferroni correction).
+traffic, and needs only the data of `/metrics`. Over all checks and tests, the probability of
+rejecting a good candidate is at most serve.canary.false_alarms, since each test gets a part of this
+probability as its `alpha` (Bonferroni correction).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
-TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
+TEST_KINDS = 3  # number of kinds of tests: errors, response times, prediction scores
 
 
 def find_breach(
     candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
 ) -> str:
-    """Return in what the candidate is worse, as a sentence with figures, or "".
+    """Return a sentence, with figures, about how the candidate is worse, or "" if it is not.
 
     `alpha`: significance level of this check.
     """
@@ -76,8 +76,8 @@ def _find_breaches(
 def compute_errors_p_value(
     errors: float, requests: float, other_errors: float, other_requests: float
 ) -> float:
-    """Return the probability of at least `errors` errors if candidate and champion have the same
-    error rate.
+    """Return the probability that the candidate has at least `errors` errors if its error rate
+    equals the champion's.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti,
     Categorical Data Analysis, 3.5.1).
@@ -145,7 +145,7 @@ def compute_ks_distance(a: Buckets, b: Buckets) -> float:
     n = count_values(a)
     m = count_values(b)
     if not n or not m:
-        return float(bool(n or m))  # only one version has this output
+        return float(bool(n or m))  # 1 if only one version has this output, 0 if none has
     return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
 
 
@@ -165,7 +165,7 @@ def count_values(buckets: Buckets) -> float:
 
 
 def _compute_share_below(buckets: Buckets, value: float) -> float:
-    """Return the share of the values below `value`."""
+    """Return the share of a histogram's values that are below `value`."""
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
     for (low, count_low), (high, count_high) in pairwise(bounds):
         if value < high:

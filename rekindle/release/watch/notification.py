@@ -1,8 +1,8 @@
 """Sends notifications to a webhook, with retries while its server is unavailable.
 
-The `notify:` section of a config selects the events. If a notification fails, its caller continues.
-The address of the webhook is a secret, since it permits writing to the channel: messages and logs
-show only its host.
+The `notify:` section of a config selects the events. A failed notification does not stop its
+caller. The address of the webhook is a secret, since it permits writing to the channel: messages
+and logs show only its host.
 """
 
 import html
@@ -29,7 +29,7 @@ TOTAL_TIMEOUT_S = 150  # time limit of all attempts, with their pauses
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
-SEPARATOR = re.compile("[/?&=#:@]")  # between the parts of an address
+SEPARATOR = re.compile("[/?&=#:@]")  # separators between the parts of an address
 MIN_SECRET_LENGTH = 6  # a shorter part of an address does not count as a secret
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
@@ -101,8 +101,8 @@ def send(
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of sending a notification. If the config does not select its event, it is not sent
-    and `problem` is empty."""
+    """The result of sending a notification. A notification whose event the config does not select
+    is not sent, and `problem` is empty."""
 
     sent: bool
     problem: str = ""
@@ -200,7 +200,7 @@ def _parse_host(url: str) -> str:
 
 def convert_phase(phase: str, reasons: list[str]) -> str:
     """Convert Argo's phase to MLflow's run status. Argo's phase of a stopped workflow is `Failed`,
-    so `reasons` decide."""
+    so `reasons` decide whether it was stopped."""
     if phase != "Succeeded" and any(causes.STOPPED.search(reason) for reason in reasons):
         return "KILLED"
     return RUN_STATUSES.get(phase, "FAILED")

@@ -30,7 +30,7 @@ class Shift:
 def compute_shift(
     expected: Sequence[int], actual: Sequence[int], missing: tuple[int, int] = (0, 0)
 ) -> Shift:
-    """Compute the shift between two histograms with the same buckets, neither of them empty.
+    """Compute the shift between two non-empty histograms with the same buckets.
 
     `missing`: numbers of rows without a value in the reference and in the new data.
     """

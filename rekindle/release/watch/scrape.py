@@ -88,7 +88,8 @@ class ServerWatch:
                 earlier_stats = self.last_answers.get((url, start))
                 restarted = url in loaded_addresses and not earlier_stats
 
-                # a process that is older than this object counts from its first answer
+                # for a process that started before this object, only the increase since its first
+                # answer counts
                 if earlier_stats is None:
                     if restarted or start > self.start_time:
                         earlier_stats = {}

@@ -1,9 +1,9 @@
-"""Deletes durable checkpoints that exceed the configured number or age, except the latest, and only
-while no process reads.
+"""Deletes durable checkpoints beyond the configured number or age, except the latest one, and only
+while no process reads a checkpoint.
 
-A rank 0 that was frozen for a while has an outdated listing. So `delete_expired` deletes only
-chunks without a manifest, only within a minute after the listing, and chunks of an unfinished
-checkpoint only an hour after their upload.
+If the process of rank 0 was frozen for a while, its listing of the object store is outdated. So
+`delete_expired` deletes only chunks without a manifest, only within a minute after the listing, and
+chunks of an unfinished checkpoint only an hour after their upload.
 """
 
 import time
@@ -22,16 +22,18 @@ LISTING_TIMEOUT_S = 60.0  # age from which a listing counts as outdated
 
 @dataclass
 class Retention:
-    """The limits of the checkpoints below one key prefix."""
+    """The limits on the number and age of the checkpoints below one key prefix."""
 
     store: Store
     prefix: str
     max_checkpoints: int  # maximum number of checkpoints to keep
     max_hours: float  # maximum age of a checkpoint; 0: unlimited
-    _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # manifest → its chunks
+    # name of a manifest → names of its chunks
+    _chunk_names: dict[str, list[str]] = field(default_factory=dict)
 
     def delete_expired(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints after the manifest `latest`, with these chunks, was published.
+        """Delete expired checkpoints; called after the manifest `latest`, which refers to `chunks`,
+        was published.
 
         Ignores errors of the object store: the next call tries again.
         """
@@ -41,12 +43,13 @@ class Retention:
 
     def _delete_unneeded(self, latest: str) -> None:
         list_time = time.monotonic()
-        # listed in this order: a reader or a checkpoint that appears meanwhile is not overlooked
+        # listed in this order, so that a reader or checkpoint that appears during the listing is
+        # not overlooked
         kinds = ("readers", "manifests", "chunks")
         readers, manifests, chunks = (
             list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds
         )
-        # now, by the clock of the object store, which also sets the times of the objects
+        # the current time by the clock of the object store, which also sets the objects' times
         now = max((entry.modified for entry in manifests), default=0.0)
 
         dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
@@ -103,7 +106,7 @@ class Retention:
                 }
             )
 
-        # a newer manifest is being written now, or was left by an interrupted write
+        # manifests newer than `latest` are being written now, or were left by an interrupted write
         expired.update(
             {
                 entry

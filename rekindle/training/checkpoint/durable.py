@@ -68,7 +68,8 @@ class Upload:
     # reason why the checkpoint is not written yet; "" once it is written
     problem: str = "not started"
     chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
-    existing_chunks: set[str] | None = None  # chunks that were in the store at the start
+    # chunks that were already in the store when the upload started
+    existing_chunks: set[str] | None = None
 
     @property
     def chunk_count(self) -> int:
@@ -94,8 +95,8 @@ class Upload:
 
 
 class RemoteCheckpoints:
-    """The checkpoints of one run (`identity`, `layout` of its state) below a prefix. Not
-    thread-safe."""
+    """The durable checkpoints below a key prefix, of the run with this `identity` and `layout` of
+    its state. Not thread-safe."""
 
     def __init__(
         self,
@@ -119,12 +120,12 @@ class RemoteCheckpoints:
         self._newest_manifest = ""  # the manifest that `latest` names
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint, or -1. Does not verify its chunks. Raises
-        ConfigError, StorageError."""
+        """Return the step of the newest checkpoint, or -1. The chunks of the checkpoint are not
+        verified. Raises ConfigError, StorageError."""
         return parse_step(self._read_latest())
 
     def restore(self, target: memoryview, after_step: int) -> Manifest | None:
-        """Load the newest intact checkpoint of a step after `after_step` into `target`.
+        """Load the newest intact checkpoint, if its step is after `after_step`, into `target`.
 
         Logs damaged checkpoints and adds them to `damage`. Returns None if no checkpoint fits.
         Raises ConfigError if the prefix belongs to another run, StorageError.
@@ -184,7 +185,8 @@ class RemoteCheckpoints:
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged_names.add(name)
         if name == self._newest_manifest:
-            # so that the next checkpoint replaces the damaged one even with a lower step
+            # cleared, so that the next checkpoint replaces the damaged one even if its step is
+            # lower
             self._newest_manifest = ""
 
     def _read_latest(self) -> str:
@@ -258,7 +260,7 @@ class RemoteCheckpoints:
             key = f"{self.prefix}/chunks/{name}"
             sha256 = ""
 
-            # a second request follows if the data was damaged in transit
+            # a second attempt, in case the data was damaged in transit
             for _ in range(2):
                 data = self.store.get(key)
                 sha256 = hashlib.sha256(data).hexdigest()
@@ -267,7 +269,7 @@ class RemoteCheckpoints:
                     return
 
             self._damaged_names.add(name)
-            # deleted, so that the next checkpoint uploads this chunk again
+            # the damaged chunk is deleted, so that the next checkpoint uploads it again
             with suppress(RekindleError):
                 self.store.delete([key])
 
@@ -346,8 +348,8 @@ class RemoteCheckpoints:
         self._damaged_names.discard(name)
 
     def _list_chunks(self) -> set[str]:
-        """Return the hashes of the chunks in the store. Each is complete, since writes are
-        atomic."""
+        """Return the hashes of the chunks in the store. Each listed chunk is complete, since writes
+        are atomic."""
         start = f"{self.prefix}/chunks/"
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 

@@ -1,9 +1,9 @@
 """The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and
 the mean time M between losses of workers.
 
-Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
-1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
+Source: J. W. Source: Young, "A first order approximation to the optimum checkpoint interval", CACM
+17(9), 1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
+dumps", FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
 """
 
 import math
@@ -11,12 +11,14 @@ import time
 
 from rekindle.training.checkpoint.manifest import IntervalFacts
 
-# bounds of an automatic interval
+# minimum and maximum of an automatic interval
 MIN_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 1800.0
-# assumed mean time between losses before the first loss; spot nodes live for hours
+# mean time between losses of workers that is assumed before the first loss; spot nodes live for
+# hours
 PRIOR_MEAN_S = 3600.0
-# minimum interval in durations of an upload, so that uploads take at most half of the time
+# minimum ratio of the interval to the duration of an upload, so that uploads take at most half of
+# the time
 MIN_INTERVAL_UPLOADS = 2.0
 
 
@@ -30,7 +32,7 @@ class CheckpointInterval:
         # seconds that the last checkpoint delayed the training: the time of the copy, and CPU time
         self.cost = 0.0
         self.duration = 0.0  # seconds that the upload of the last checkpoint took
-        # training time and losses of previous processes of the run
+        # training time and number of losses in previous processes of the run
         self._earlier_seconds = 0.0
         self._losses = 0
         self._start_time = self._last_time = time.monotonic()
@@ -66,7 +68,8 @@ class CheckpointInterval:
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
     def resume(self, step: int, facts: IntervalFacts) -> None:
-        """Continue, after the loss of all workers, the measurements in the checkpoint of `step`."""
+        """After the loss of all workers, continue from the measurements that the checkpoint of
+        `step` stores."""
         self._earlier_seconds = facts["trained_seconds"]
         self._losses = facts["losses"] + 1
         self._last_step = step

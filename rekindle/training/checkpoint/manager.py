@@ -1,11 +1,11 @@
 """The checkpoints of a worker: frequent snapshots in shared memory, and durable checkpoints in the
 object store.
 
-Survivors hold the state, so both matter only if all workers are lost. Every worker calls
-`save_if_due` after each step, and takes snapshots by its own clock. Rank 0 decides when a durable
-checkpoint is due, and sends this decision with the gradients of the next step, so that all workers
-copy the same state. The training loop waits only for the copy in memory; threads write the snapshot
-and upload the checkpoint (see snapshot_file.py, durable.py).
+Both are needed only if all workers are lost, since every surviving worker holds the complete state.
+Every worker calls `save_if_due` after each step, and takes snapshots by its own clock. Rank 0
+decides when a durable checkpoint is due, and sends this decision with the gradients of the next
+step, so that all workers copy the same state. The training loop waits only for the copy in memory;
+threads write the snapshot and upload the checkpoint (see snapshot_file.py, durable.py).
 """
 
 import base64
@@ -35,17 +35,18 @@ from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import Fingerprint
 from rekindle.training.training_state import State, tensor_bytes
 
-# maximum share of the training time for snapshots, if hot_seconds is not set
+# maximum fraction of the training time that snapshots may take, if hot_seconds is not set
 MAX_SNAPSHOT_SHARE = 0.01
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
-# if shared memory has a snapshot, time limit for reading the newest step in the object store
+# time limit for reading the newest step in the object store, if shared memory has a snapshot
 NEWEST_TIMEOUT_S = 3.0
 T = TypeVar("T")
 ReadRunner = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
-    """The snapshots and checkpoints of one worker. The constructor loads its newest snapshot."""
+    """The snapshots and checkpoints of one worker. The constructor loads the worker's newest
+    snapshot."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class Checkpoints:
         # checksum of the snapshot that the state was loaded from, else 0: members with equal
         # checksums need no broadcast
         self.snapshot_crc = 0
-        # events that `send_early_events` sends once a group has formed: before, the coordinator may
-        # be unavailable
+        # events that `send_early_events` sends once a group has formed, since the coordinator may
+        # be unavailable before then
         self._early_events: list[dict[str, Any]] = []
 
         run_name = snapshot_file.hash_run_name(identity, prefix)
@@ -131,7 +132,7 @@ class Checkpoints:
 
     def upload_current_state(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
         """Upload the current state, and wait until the checkpoint is complete or `seconds_left()`
-        is 0. Return True if it is complete."""
+        is 0. Return True if the checkpoint is complete."""
         self.snapshots.ready.wait(max(0.0, min(seconds_left(), 3600.0)))
         if self._upload and self._upload.step < self.state.step:
             self._upload.stop.set()
@@ -188,7 +189,8 @@ class Checkpoints:
     def _start_upload(self, rank_size: RankSize, *, commit: bool) -> None:
         self.interval.record_start(self.state.step)
         self._was_follower = rank_size.rank > 0
-        # the object store is slow: cancel the upload, and skip this checkpoint
+        # the previous upload is still running because the object store is slow: cancel it, and skip
+        # this checkpoint
         if self._is_uploading and self._upload:
             self._upload.stop.set()
             return
@@ -264,8 +266,8 @@ class Checkpoints:
         run_read: ReadRunner = lambda read: read(),
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Load the newest durable checkpoint if it is newer than the newest snapshot of all
-        members.
+        """Load the newest durable checkpoint if its step is after `snapshot_step`, the newest
+        snapshot of any member.
 
         `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
         moment. `cancelled()` returns True to stop waiting for an unavailable object store.
@@ -318,7 +320,8 @@ class Checkpoints:
 
         target = torch.empty_like(self.state.memory, device="cpu")
         read_abandoned = threading.Event()
-        remote = copy(self.remote)  # copied, because an abandoned read may continue for a while
+        # a copy is used, because an abandoned read may continue to write for a while
+        remote = copy(self.remote)
 
         def read() -> Manifest | None:
             try:
@@ -349,8 +352,8 @@ class Checkpoints:
     def _load_snapshot(
         self, run_name: str, identity: str, layout: str, fingerprint: str
     ) -> SnapshotFile | None:
-        """Load this worker's newest intact snapshot. Return its file if this process holds the
-        lock. Raises ConfigError."""
+        """Load this worker's newest intact snapshot. Return the snapshot file if this process holds
+        its lock. Raises ConfigError."""
         memory = self.state.memory
         path = snapshot_file.snapshot_path(run_name, snapshot_file.hash_worker_name())
 
@@ -407,7 +410,7 @@ class Checkpoints:
 
 
 def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return `call()`. Raises TimeoutError if it takes more than `seconds`."""
+    """Return `call()`. Raises TimeoutError if the call takes more than `seconds`."""
     future = Future[T]()
     threading.Thread(
         target=resolve_with_call, args=(future, call), name="timeout", daemon=True

@@ -12,7 +12,7 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-# not strict: an integer is accepted, too
+# not strict, so that an integer is accepted, too
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 

@@ -34,13 +34,14 @@ STALE_AFTER_S = 3600.0  # age from which a file without a live process is remove
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"
-HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerprint, bytes of state
-RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
+# magic, identity, layout, fingerprint, size of the state in bytes
+HEADER = struct.Struct("<16s 32s 32s 32s Q")
+RECORD = struct.Struct("<q I I")  # step, size of the loader's state in bytes, crc32 of the slot
 FLAG = struct.Struct("<I")
 # positions of the slots' records, in bytes
 FIRST_RECORD_OFFSET = 512
 RECORD_DISTANCE = 64
-LAST_STEP = struct.Struct("<q d")  # newest completed step, unix seconds of its end
+LAST_STEP = struct.Struct("<q d")  # newest completed step, and Unix time of its end
 # position of two records of the newest step, which are written alternately
 LAST_STEP_OFFSET = 1024
 
@@ -89,7 +90,8 @@ def snapshot_path(run: str, node: str) -> Path:
 
 
 def newest_step(path: Path) -> int:
-    """Return the step of the newest committed snapshot in a file, or -1. Does not verify its data.
+    """Return the step of the newest committed snapshot in a file, or -1. The data of the snapshot
+    is not verified.
 
     The process that owns the file must not call this function, which would release its lock.
     """
@@ -125,7 +127,7 @@ def _remove_unlocked_files(pattern: str, is_selected: Callable[[Path], bool]) ->
         # raised for a file that is already removed, locked by a process, or owned by another user
         with suppress(OSError):
             if not is_selected(file):
-                continue  # not locked, because a worker may be about to lock it
+                continue  # not even locked briefly, because a worker may be about to lock it
             with open(file, "r+b") as opened:
                 fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_selected(file):  # the file may have changed before we locked it
@@ -138,8 +140,8 @@ class SnapshotFile:
     """The snapshot file of this worker. The constructor raises OSError if the file cannot be
     opened, ConfigError if it belongs to another run.
 
-    First `read` the snapshots. Then `reserve` prepares the file for writing, which takes as long as
-    filling all slots.
+    Call `read` first to find the snapshots. Then `reserve` prepares the file for writing, which
+    takes as long as filling all slots.
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
@@ -156,7 +158,7 @@ class SnapshotFile:
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE_BYTES, 0)
         self._records = _parse_records(page)
-        # (step, unix seconds) that the previous process recorded last
+        # the last step that the previous process recorded, and the Unix time of its end
         self.last_step = _parse_last_step(page)
         self.is_foreign = False  # True if the file is from a worker with another fingerprint
         self._is_valid = self._check_header(page)
@@ -220,8 +222,8 @@ class SnapshotFile:
         self.loaded_slot = snapshot.slot
 
     def _compute_crc(self, snapshot: Snapshot) -> int:
-        """Return the checksum of a slot, or -1 if the file is too short. Reads without a mapping,
-        which would crash for a truncated file."""
+        """Return the checksum of a slot, or -1 if the file is too short. The file is read without a
+        memory mapping, which would crash the process if the file is truncated."""
         offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
         crc = 0
         missing = self.size + snapshot.length
@@ -262,7 +264,7 @@ class SnapshotFile:
             if record is None:
                 self.clear_slot(slot)
 
-        # so that later copies do not wait for page faults
+        # pages are faulted in now, so that later copies do not wait for page faults
         for start in range(0, total, READ_BYTES):
             fault_in_pages(mapped, start, min(READ_BYTES, total - start))
 
@@ -277,7 +279,7 @@ class SnapshotFile:
         FLAG.pack_into(self._map, offset + LAST_STEP.size, _compute_flag(record))
 
     def clear_slot(self, slot: int) -> None:
-        """Mark the slot as empty until `commit_slot`."""
+        """Mark the slot as empty until `commit_slot` is called."""
         assert self._map
         offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         FLAG.pack_into(self._map, offset + RECORD.size, 0)
@@ -336,7 +338,8 @@ def _open_and_lock(path: Path) -> tuple[int, bool]:
 
 
 def _parse_records(page: bytes) -> list[Snapshot | None]:
-    """Return the record of each slot. Step -1: empty or unfinished; None: damaged."""
+    """Return the record of each slot. Step -1: the slot is empty or unfinished; None: the record is
+    damaged."""
     records: list[Snapshot | None] = []
 
     for slot in range(SLOT_COUNT if len(page) == PAGE_BYTES else 0):

@@ -15,12 +15,12 @@ from rekindle.errors import RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.training_state import State
 
-CommitJob = tuple[int, int, bytes]  # slot, step, the loader's state
+CommitJob = tuple[int, int, bytes]  # slot, step, and state of the data loader
 
 
 class Snapshots:
-    """The slots of one worker. Without a snapshot file, it has one slot in private memory, only for
-    uploads."""
+    """The slots of one worker. Without a snapshot file, there is only one slot, in private memory,
+    which is used only for uploads."""
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state = state
@@ -106,7 +106,7 @@ class Snapshots:
     def _commit_queued_slots(self) -> None:
         try:
             self._reserve()
-        # `copy_state` raises the error, since a checkpoint needs a copy
+        # the error is not raised here but by `copy_state`, since only a checkpoint needs the copy
         except OSError as error:
             self._problem = RekindleError(
                 f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"
@@ -149,4 +149,5 @@ class Snapshots:
 
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # so that later copies do not wait for page faults
+            # pages are faulted in now, so that later copies do not wait for page faults
+            self._tensors[0].zero_()

@@ -27,39 +27,43 @@ COORDINATOR = "coordinator"
 QUEUED = "queued"
 USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
 PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
-# a better checkpoint interval is reported only if it saves at least this share of the cost
+# a better checkpoint interval is reported only if it saves at least this fraction of the training's
+# cost
 MIN_SAVED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class IntervalComparison:
-    """Comparison of the mean time between durable checkpoints with the best time for the losses of
-    this training.
+    """Comparison of the mean time between durable checkpoints with the time that would have cost
+    least, given how often this training lost workers.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
-    with the cost C of a checkpoint and the mean time M between losses, checkpoints every W seconds
-    cost the share C/W + W/2M of the training; the best W is √(2·C·M). Only losses whose work was
-    restored from a durable checkpoint count.
+    if a checkpoint takes C seconds and a worker is lost every M seconds on average, checkpoints
+    every W seconds cost the fraction C/W + W/2M of the training time; the best W is √(2·C·M). Only
+    losses whose work was restored from a durable checkpoint count.
     """
 
     losses: int
-    repeated: int  # number of repeated steps
+    repeated: int  # number of training steps that were repeated after a loss
     seconds: float
     best_seconds: float
-    saved: float  # amount that the best interval would have saved
+    saved: float  # amount of money that the best checkpoint interval would have saved
 
 
 @dataclass
 class Bill:
-    """The cost of a training by use of time, and by spot nodes and nodes on demand."""
+    """The cost of a training, split by how the time was used, and split into spot nodes and
+    on-demand nodes."""
 
     currency: str
     uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))
-    spot: float = 0.0  # part of the cost on spot nodes
-    on_demand: float = 0.0  # part of the cost on nodes on demand
+    spot: float = 0.0  # cost of the pods on spot nodes
+    on_demand: float = 0.0  # cost of the pods on on-demand nodes
     preemptions: int = 0
-    waits: float = 0.0  # part of the use `waited`: cost of the waiting after preemptions
-    without_spot: float = 0.0  # cost of the same training on nodes on demand, without preemptions
+    # cost of the time that workers waited after preemptions, a part of uses["waited"]
+    waits: float = 0.0
+    # estimated cost of the same training on on-demand nodes, without preemptions
+    without_spot: float = 0.0
     checkpoint_interval: IntervalComparison | None = None
 
     @property
@@ -72,7 +76,7 @@ class Bill:
         return self.uses[LOST] + self.waits
 
     def amounts(self) -> dict[str, float]:
-        """Return all amounts by name."""
+        """Return all amounts of the bill by name."""
         if self.spot:
             saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total}
         else:
@@ -169,8 +173,8 @@ def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
 
 
 def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | None:
-    """Compare the checkpoint interval with the best interval. `cost`: cost of the trained and lost
-    time of all workers."""
+    """Compare the time between durable checkpoints with the time that would have cost least.
+    `cost`: cost of the time of all workers that counts as trained or lost."""
     restored = {
         item.resumed: item
         for item in summary.incidents

@@ -22,7 +22,8 @@ from rekindle.training.cost.tariff import COORDINATOR, LAUNCHER
 
 @dataclass(frozen=True)
 class JobRun:
-    """A job that a step has applied. Its duration is that of the step, which waits for the job."""
+    """A job that a step has applied. The duration of the job is that of the step, which waits for
+    the job."""
 
     task: str
     kind: str
@@ -118,8 +119,8 @@ def list_job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]
 
 
 def list_planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
-    """Return the jobs of the manifest whose steps have not started. The task of each is the name of
-    its template."""
+    """Return the jobs of the manifest whose steps have not started. The field `task` of each job is
+    the name of its template."""
     templates = collect_templates(status, manifest)
     runtimes = pod_requests.list_training_runtimes(templates.values())
     nodes = list((status.get("nodes") or {}).values())
@@ -144,8 +145,8 @@ def _list_applied_jobs(
 
 
 def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
-    """Return the template with the values of workflow arguments and node inputs in the object that
-    it applies, such as the number of workers."""
+    """Return the template, with the tags in the object that it applies, such as the number of
+    workers, replaced by workflow arguments and node inputs."""
     text = pod_requests.read_object_text(template)
     if "{{" not in text:
         return template
@@ -165,5 +166,6 @@ def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Ma
             **template,
             "resource": {**template["resource"], "manifest": substitute(text, scope)},
         }
-    except TemplateError:  # a tag has no value: numbers with tags count as unknown
+    # a tag has no value, so the tags stay, and numbers that contain tags count as unknown
+    except TemplateError:
         return template

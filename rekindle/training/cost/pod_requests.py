@@ -12,7 +12,7 @@ from argolocal.language.quantity import parse_quantity
 from argolocal.manifest.types import Manifest
 
 GIB = 1 << 30
-# fields of a job or a Deployment with its number of pods
+# fields that contain the number of pods of a job or a Deployment
 COUNT_FIELDS = ("replicas", "parallelism")
 # kinds of Kubeflow Trainer
 TRAIN_JOB = "TrainJob"
@@ -31,7 +31,7 @@ SERVER_KINDS = (
     *("InferenceService", "CronJob"),
 )
 TRAINING_NODES_JOB = (
-    "node"  # name of the Job in a TrainingRuntime whose pods are numNodes of the TrainJob
+    "node"  # name of the Job in a TrainingRuntime that runs numNodes pods, as set by the TrainJob
 )
 QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
@@ -51,7 +51,8 @@ class Pod:
 
     cpus: float = 0.0
     gib: float = 0.0
-    labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node must have
+    # labels that the node of the pod must have
+    labels: Mapping[str, str] = field(default_factory=dict)
     # pairs of a taint's key ("" for all taints) and its tolerated value ("" for Exists)
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
@@ -192,7 +193,7 @@ def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Repl
 
 
 def _replicas_of(item: object, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
-    """Return the pods of an object; with `runtimes`, see `list_object_replicas`."""
+    """Return the pods of an object; `runtimes`: see `list_object_replicas`."""
     if isinstance(item, Mapping) and runtimes is not None:
         if item.get("kind") == TRAIN_JOB:
             return _train_job_replicas(item, runtimes)
@@ -203,7 +204,7 @@ def _replicas_of(item: object, runtimes: Mapping[str, list[Replicas]] | None) ->
 
 
 def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return the pods of the TrainJob's runtime, with the job's number of nodes."""
+    """Return the pods of the TrainJob's runtime; their number is the TrainJob's numNodes."""
     spec = job.get("spec") or {}
     nodes = (spec.get("trainer") or {}).get("numNodes") or 1
     runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
@@ -230,7 +231,8 @@ def _executor_resources(template: Manifest) -> Manifest:
     """Return the resources of Argo's executor pod, which only a podSpecPatch can set."""
     try:
         containers = json.loads(template.get("podSpecPatch") or "{}").get("containers") or []
-    except (ValueError, AttributeError, RecursionError):  # a patch in YAML, or with tags
+    # the podSpecPatch is YAML, or contains template tags
+    except (ValueError, AttributeError, RecursionError):
         return {}
     return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
 

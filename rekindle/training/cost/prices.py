@@ -6,7 +6,8 @@ runs is unknown.
     prices.pod_cost(pod, seconds)          # the pod's node selection determines class and spot
 
 Rendering stores the prices of a run in the annotation ANNOTATION of the manifest in the workflow
-parameter `manifest`. So pods can read them, and they change no cache key and no hash of a manifest.
+parameter `manifest`. So pods can read the prices, and a change of prices does not change any cache
+key or manifest hash.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ class Rate(Section):
 
 
 class Selector(Section):
-    """Conditions on the node selection of a pod. A pod matches if all of them hold."""
+    """Conditions on the node selection of a pod. A pod matches if all conditions hold."""
 
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -156,7 +157,7 @@ class Prices(Section):
                     )
 
     def check_pods(self, pods: Iterable[Pod]) -> None:
-        """Raise ConfigError unless each pod has one class, and a price."""
+        """Raise ConfigError unless each pod has exactly one node class, and a price."""
         for pod in pods:
             self.pod_cost(pod, 0.0)
 
@@ -204,8 +205,8 @@ class Prices(Section):
         ) / HOUR_S
 
     def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a pod that runs for `seconds`. `spot`: whether on spot nodes (None: by
-        the pod's node selection)."""
+        """Return the cost of a pod that runs for `seconds`. `spot`: True if the pod runs on spot
+        nodes (None: derive this from the pod's node selection)."""
         is_spot = self.is_spot(pod) if spot is None else spot
         cpu_seconds, gib_seconds, _ = pod.resource_seconds(seconds)
         return self.price_resources(
@@ -213,8 +214,8 @@ class Prices(Section):
         )
 
     def count_gpus(self, pod: Pod) -> float:
-        """Return the number of GPUs of a pod. If it has no known GPU, count the devices that the
-        selector of its class names.
+        """Return the number of GPUs of a pod. If the pod requests no known GPU resource, count the
+        devices named in the selector of its node class.
 
         Raises ConfigError if two classes match.
         """

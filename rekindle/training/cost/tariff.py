@@ -54,7 +54,7 @@ def read_recorded_manifest(workflow: Manifest) -> Manifest:
 
 
 def read_prices(manifest: Manifest) -> Prices | None:
-    """Return the prices in a recorded manifest. Raises ConfigError."""
+    """Return the prices that rendering has stored in a recorded manifest. Raises ConfigError."""
     text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
     if text:
         return Prices.parse(parse_object(text, f"the annotation {ANNOTATION}"), ANNOTATION)

@@ -88,7 +88,7 @@ class ElasticGroup:
         self.client = Client(*coordinator, fingerprint, lambda: bool(read_completed_model(spec)))
         self.client.on_abort = self._abort
 
-        # the process group of the generation, which `_abort` ends from the client's thread
+        # the process group of the current generation; `_abort` aborts it from the client's thread
         self._lock = threading.Lock()
         self._pg: Any = None
         self._sockets: dict[int, str] = {}
@@ -118,8 +118,8 @@ class ElasticGroup:
                 self._pg = pg
                 self._sockets = group_sockets
 
-            # the generation may have been aborted before this group was stored, where `_abort`
-            # finds it
+            # the generation may have been aborted before this group was stored in `_pg`, so that
+            # `_abort` did not find it
             if not self.aborted():
                 return GroupView(rank, len(members), pg)
 
@@ -207,12 +207,14 @@ class ElasticGroup:
             if self.device.type == "cuda":
                 return pg, group_sockets
 
-            # all members are connected now, and gloo would accept connections of any process
+            # close the listeners: all members are connected, and gloo would accept connections of
+            # any other process
             sockets.close_listeners(new_sockets, self.client.address)
             try:
                 authenticate_peers(pg, rank, [id for id, _ in members], generation)
             except RuntimeError:
-                # otherwise the destructor of the process group might block
+                # shut down the sockets, because otherwise the destructor of the process group might
+                # block
                 sockets.shut_down_sockets(group_sockets)
                 raise
 
@@ -244,7 +246,8 @@ class ElasticGroup:
     def _unblock_collective(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, even if a peer never answers."""
         with suppress(RuntimeError):
-            # suffices for nccl; gloo ignores `abort`, but fails when its sockets are shut down
+            # `abort` ends a collective of nccl; gloo ignores it, but fails when its sockets are
+            # shut down
             pg.abort()
         still_open = self._sockets.items() & sockets.list_open_sockets().items()
         sockets.shut_down_sockets(fd for fd, _ in still_open)
@@ -254,8 +257,8 @@ class ElasticGroup:
 def create_membership(
     spec: TrainingSpec, fingerprint: Fingerprint, device: torch.device
 ) -> Membership:
-    """Create the Membership that the environment variables describe: with a coordinator, under
-    torchrun, or of a single process.
+    """Create the Membership that the environment variables describe: one with a coordinator, one
+    under torchrun, or one for a single process.
 
     Without a coordinator, which makes this check itself, raises ConfigError if this machine does
     not match train.fingerprint.

@@ -1,9 +1,9 @@
 """The interface through which `TrainingGroup` joins other workers.
 
 `ElasticGroup` has a coordinator, and its members may change. `StaticGroup` is a single process, or
-the processes that torchrun has started. Order of the calls: `form`, then for each step
-`report_step`, and `wait` for its collectives. After a failed collective: `report_failure`, then
-`form` again. At the end: `finish` or `leave`.
+the processes that torchrun has started. Call `form` first, then for each step `report_step`, and
+`wait` to wait for the collectives of the step. After a failed collective, call `report_failure`,
+then `form` again. At the end, call `finish` or `leave`.
 """
 
 import threading
@@ -30,7 +30,8 @@ class Membership(Protocol):
         ...
 
     def report_step(self, step: int) -> None:
-        """Report that `step` updates are completed. Call before each step, after `form`."""
+        """Report that `step` updates are completed. Call this method before each step, after
+        `form`."""
         ...
 
     def report_busy(self, busy: bool) -> None:
@@ -56,7 +57,7 @@ class Membership(Protocol):
         ...
 
     def wait(self, *works: Work) -> None:
-        """Wait for collectives. Raises RuntimeError if one fails."""
+        """Wait for collectives. Raises RuntimeError if a collective fails."""
         ...
 
     def report_failure(self, error: Exception) -> None:
@@ -67,17 +68,18 @@ class Membership(Protocol):
     def finish(self, sha256: str, step: int) -> bool:
         """Report that all `step` updates are done, and return True if the run is complete.
 
-        `sha256`: hash of the weights that rank 0 has written, else "". May block for some seconds.
-        Call again while it returns False, unless another group must be formed.
-        """
+        `sha256`: hash of the weights that rank 0 has written, else "". This method may block for
+        some seconds. Call again while it returns False, unless another group must be formed."""
         ...
 
     def leave(self) -> None:
-        """Report that this process leaves before the end. Only `note` may be called after it."""
+        """Report that this process leaves before the run is complete. After this call, only `note`
+        may be called."""
         ...
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """Report that this process ends with an error. `temporary`: a service is unavailable."""
+        """Report that this process ends with an error. `temporary`: True if the cause is that a
+        service is unavailable."""
         ...
 
     def note(self, event: str, **fields: object) -> None:

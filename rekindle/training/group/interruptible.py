@@ -1,8 +1,8 @@
 """Interruptible waits for calls that may never return.
 
 When a peer dies, a call of gloo blocks until its timeout if it has received part of a message (even
-if its sockets are shut down), or if it is building a group with that peer. So these calls run in a
-separate thread. An interrupted wait abandons the thread.
+if its sockets are shut down), or if it is building a group with that peer. So calls that may block
+run in a separate thread. If the wait is interrupted, the thread is abandoned.
 """
 
 import sys
@@ -22,7 +22,8 @@ class GroupBroken(RuntimeError):
 
 
 class InterruptibleCaller:
-    """Runs one call at a time. `aborted()` returns True if the call's result will never arrive."""
+    """Runs calls in a separate thread, one at a time. `aborted()` returns True if the call's result
+    will never arrive."""
 
     def __init__(self, aborted: Callable[[], bool]) -> None:
         self.aborted = aborted

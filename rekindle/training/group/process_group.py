@@ -20,7 +20,8 @@ from rekindle.training.membership.protocol import coordinator_port
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to live members
-# time limit of a collective; a lost peer is noticed earlier, by its closed connection or silence
+# time limit of a collective; a lost peer is noticed earlier, because its connection closes or it
+# sends no heartbeats
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MAX_PROCESSES = 1_000_000
 
@@ -81,7 +82,7 @@ def authenticate_peers(pg: Any, rank: int, ids: list[str], generation: int) -> N
 
 
 def wait_for_collectives(works: Iterable[Work]) -> None:
-    """Wait for collectives. Raises RuntimeError if one fails."""
+    """Wait for collectives. Raises RuntimeError if a collective fails."""
     for work in works:
         work.wait(COLLECTIVE_TIMEOUT)
 

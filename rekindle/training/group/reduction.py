@@ -2,8 +2,9 @@
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other
 process that process's slice of these sums, and finishes the tree for its own slice; then all
-processes gather the slices. This sends as much data as an all-reduce. Buffer changes and validation
-sums, if any, follow the gradients, and then CONTROL_COUNT numbers: the loss and three requests.
+processes gather the slices. Altogether, this exchange sends as much data as an all-reduce. The
+summed memory holds the gradients, then buffer changes and validation sums, if any, then
+CONTROL_COUNT numbers: the loss and three requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +23,8 @@ kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class MemberRequests(NamedTuple):
-    """The requests of a process to all members. They are summed like its gradients, once for each
-    of its virtual workers."""
+    """The requests of a process to all members. The requests are summed like the gradients of the
+    process, once for each of its virtual workers."""
 
     join: bool = False  # a worker wants to join
     leave: bool = False  # this process must leave
@@ -51,14 +52,16 @@ class Reduction:
         self.exact = state.config.reduction == "exact"
         self._wait = wait
 
-        padding = self.virtual_workers  # makes slices of equal size possible
+        # padding, so that the sum can be divided into slices of equal size
+        padding = self.virtual_workers
         self._total = torch.zeros(state.width + CONTROL_COUNT + padding, device=state.device)
         self._inbox = self._total.new_empty(0)
         self._flags = MemberRequests()
         self._flag_values = self._total.new_tensor(self._flags)
         self._pool = pool = list[PartialSum]()
 
-        # a function, not a method: a reference cycle would keep the process group alive
+        # this is a local function, because a method would create a reference cycle that keeps the
+        # process group alive
         def add_buffers(first: PartialSum, second: PartialSum) -> PartialSum:
             first.flat.add_(second.flat)
             pool.append(second)
@@ -89,8 +92,8 @@ class Reduction:
         self._sum.add_value((start, end), buffer)
 
     def reduce(self) -> Tensor:
-        """Return the sum over all virtual workers, flat [state.width + CONTROL_COUNT]. It is valid
-        until the next `add`."""
+        """Return the sum over all virtual workers as a flat tensor [state.width + CONTROL_COUNT].
+        The returned sum is valid until the next `add`."""
         partial_sums = self._sum.take_partial_sums()
         self._pool += [buffer for _, buffer in partial_sums]
 
@@ -163,7 +166,8 @@ class Reduction:
 
     @contextmanager
     def _coalesce_transfers(self) -> Iterator[None]:
-        """Coalesce sends and receives: otherwise they deadlock in nccl."""
+        """Start all sends and receives as one coalesced operation, because separate ones deadlock
+        in nccl."""
         if self.state.device.type == "cuda":
             self.view.pg._start_coalescing()
         yield

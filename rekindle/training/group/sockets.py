@@ -21,8 +21,8 @@ def list_open_sockets() -> dict[int, str]:
 def find_peer_sockets(
     hosts: set[str], candidates: dict[int, str], coordinator_port: int
 ) -> dict[int, str]:
-    """Return those of the `candidates` that are connected to members, and not for example to the
-    object store.
+    """Return the `candidates` that are connected to members of the group, not to something else
+    such as the object store.
 
     If this process opened the connection, the remote address identifies the member. A member that
     opened the connection may have any source address, so the local listening address identifies it.
@@ -54,8 +54,8 @@ def shut_down_sockets(fds: Iterable[int]) -> None:
 
 
 def close_listeners(fds: Iterable[int], address: str) -> None:
-    """Stop the sockets that listen at `address`. Their file descriptors stay in use until their
-    owner closes them."""
+    """Stop the sockets that listen at `address`. The file descriptors of the sockets stay in use
+    until their owner closes them."""
     for fd in fds:
         with (
             suppress(OSError),
@@ -66,7 +66,8 @@ def close_listeners(fds: Iterable[int], address: str) -> None:
                 listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 and listener.getsockname()[0] == address
             ):
-                # closed before dup2, so that gloo's event loop accepts no further connection
+                # the listener is shut down before dup2, so that gloo's event loop accepts no
+                # further connection
                 listener.close()
                 os.dup2(replacement.fileno(), fd, inheritable=False)
 

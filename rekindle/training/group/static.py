@@ -16,7 +16,8 @@ from rekindle.training.group.process_group import (
 )
 from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 
-# time to write the last events of a process that leaves; the checkpoint needs the remaining time
+# time limit for writing the last ledger events of a process that leaves; the checkpoint needs the
+# rest of the grace period
 LEAVE_TIMEOUT_S = 5.0
 MIN_STEP_EVENT_INTERVAL_S = 1.0
 
@@ -37,8 +38,8 @@ class StaticGroup:
         self._ledger = ledger
         self._step = -1
         self._step_event_time = 0.0
-        # events before the first step, which `report_step` writes: until then, the prefix may
-        # belong to another run
+        # events that happen before the first step; `report_step` writes them, because until then
+        # the prefix may belong to another run
         self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
@@ -87,7 +88,8 @@ class StaticGroup:
         return True
 
     def leave(self) -> None:
-        """Record that this process leaves before the end; its exit code tells torchrun."""
+        """Record that this process leaves before the run is complete; torchrun sees this by the
+        exit code."""
         self.note("drain", worker="rank0", name="rank0")
         self._close_ledger(LEAVE_TIMEOUT_S)
 

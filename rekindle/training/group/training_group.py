@@ -57,7 +57,7 @@ class MemberState:
     """The step and the origin of the state that a member has when a group is formed."""
 
     step: int  # number of updates; -1 without a state
-    is_from_group: bool  # False: the state is the snapshot of a previous process
+    is_from_group: bool  # False if the state is a snapshot that a previous process has left
     crc: int  # checksum of the snapshot; 0 if the state comes from a group
 
 
@@ -80,16 +80,18 @@ class TrainingGroup:
         self.leaving = leaving
         self.total_virtual_workers = state.config.virtual_workers
 
-        # the current group; size 0: a group must be formed
+        # rank of this process and size of the current group; size 0 means that a group must be
+        # formed
         self.rank = 0
         self.size = 0
         self._reduction = Reduction(state, membership.wait)
         # rank and size of this process's group at the last completed step
         self.last_place = SINGLE_PROCESS
 
-        # results of the last step
+        # results of the newest step
         self.loss = 0.0
-        self.saving = False  # True if each member must upload its share of a durable checkpoint
+        # True if each member must upload its part of a durable checkpoint after this step
+        self.saving = False
         self.stopped = False  # True if this process leaves before the last step
 
         # how this process leaves
@@ -98,7 +100,7 @@ class TrainingGroup:
         self.others_may_wait = False
         self._wants_to_leave = False
 
-        # the state of this process
+        # training state of this process
         self._is_from_group = False  # False: the state is the snapshot of a previous process
         self._loader_state = b""  # state of the data loader before this step
 
@@ -142,7 +144,8 @@ class TrainingGroup:
         self._reduction.add(virtual_worker, loss, summands)
 
     def reduce(self) -> Tensor | None:
-        """Return the sum over all virtual workers, flat [state.width]; None if the group broke.
+        """Return the sum over all virtual workers as a flat tensor [state.width]; None if the group
+        broke.
 
         The sum is valid until the next `add`. Call once per step, after `add` for each of
         `virtual_workers`.
@@ -269,7 +272,7 @@ class TrainingGroup:
         self.checkpoints.snapshot_crc = 0
 
     def _exchange_member_states(self, view: GroupView) -> list[MemberState]:
-        """Return the positions of all members, by rank."""
+        """Return the MemberState of each member, by rank."""
         own_values = self._member_state_tensor()
         if not view.pg:
             return [_parse_member_state(own_values)]
@@ -282,7 +285,8 @@ class TrainingGroup:
         """Let rank 0 load a durable checkpoint if one is newer than `snapshot_step`; return the
         MemberState of rank 0."""
         if view.rank == 0:
-            # loading takes long if the state is large or the object store is unavailable
+            # report this process as busy, because loading takes long if the state is large or the
+            # object store is unavailable
             self.membership.report_busy(True)
             try:
                 self.checkpoints.restore(
@@ -343,7 +347,7 @@ class TrainingGroup:
     def _leave_group(self) -> None:
         """Leave a broken group and replace the buffers, to which it may still write."""
         self.size = 0
-        # the last reference to the process group is dropped: this closes its connections and wakes
+        # this drops the last reference to the process group, which closes its connections and wakes
         # the peers
         self._reduction = Reduction(self.state, self.membership.wait)
 

@@ -1,10 +1,9 @@
-"""The order in which gradients are added: a fixed balanced binary tree over the virtual workers
-0…V-1.
+"""Gradients are added along a fixed balanced binary tree over the virtual workers 0…V-1.
 
 Floating-point sums depend on their order. This order does not depend on the number of processes: a
-node over the leaves [lo, hi) is the sum of its two children, which meet at lo + the largest power
-of two below hi-lo. A process with contiguous leaves computes the sums of the complete subtrees
-inside them.
+node over the leaves [lo, hi) is the sum of its two children, whose boundary is at lo + the largest
+power of two below hi-lo. A process with contiguous leaves computes the sums of the complete
+subtrees inside them.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,8 @@ LeafRange = tuple[int, int]
 
 @cache
 def list_inner_nodes(leaves: int) -> frozenset[tuple[int, int, int]]:
-    """Return the inner nodes of the tree over `leaves` leaves as (lo, middle, hi): the sum of [lo,
-    middle) and [middle, hi)."""
+    """Return the inner nodes of the tree over `leaves` leaves; a node (lo, middle, hi) is the sum
+    of [lo, middle) and [middle, hi)."""
     nodes = set()
     pending_ranges = [(0, leaves)]
     while pending_ranges:
@@ -37,7 +36,8 @@ def rank_leaves(leaves: int, size: int, rank: int) -> range:
 
 
 class TreeSum(Generic[T]):
-    """Adds values along the tree: each inner node as soon as both of its children are complete.
+    """Adds values along the tree, and computes each inner node as soon as both of its children are
+    complete.
 
     `add(a, b)` returns a+b and may reuse the memory of a and b. For n contiguous leaves, at most
     2·log2(n)+1 partial sums exist at a time.
@@ -56,7 +56,8 @@ class TreeSum(Generic[T]):
         self.partial_sums.append((block, value))
 
     def pop_sibling(self, block: LeafRange) -> tuple[LeafRange, T] | None:
-        """Remove and return the last partial sum if it and `block` are the children of one node."""
+        """If the newest partial sum and `block` are the two children of one node, remove and return
+        this sum."""
         if self.partial_sums and (self.partial_sums[-1][0][0], *block) in self._joints:
             return self.partial_sums.pop()
         return None

@@ -36,8 +36,8 @@ def _find_memory_cgroup() -> tuple[Path, int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
-        # in a container, /proc may show the path on the node: then the container's cgroup is the
-        # mount point
+        # /proc may show the cgroup's path on the node, which does not exist in the container: then
+        # the mount point is the container's cgroup
         for folder in (mount / path.lstrip("/"), mount):
             if (folder / CGROUP_EVENTS[version]).exists():
                 return folder, version

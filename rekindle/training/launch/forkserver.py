@@ -1,5 +1,5 @@
-"""The process that forks the workers. It has already imported torch, so a worker starts within
-hundredths of a second.
+"""The process that forks the workers. The forkserver has already imported torch, so a worker starts
+within hundredths of a second.
 
     forkserver = Forkserver(slots, slot)   # forks the process, which imports torch (1 to 2 s)
     forkserver.send_spec(spec)             # the settings of all workers
@@ -33,7 +33,8 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: the coordinator aborted the run, the workload raised an exception
+# exit codes of a worker: one if the coordinator aborted the run, one if the workload raised an
+# exception
 RUN_ABORTED = 71
 WORKLOAD_ERROR = 76
 MAX_MESSAGE_BYTES = 200_000
@@ -127,15 +128,16 @@ def _run_forkserver(connection: socket.socket, slots: list[WorkerSlot], launcher
     # a worker unblocks SIGTERM once it has a handler
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     die_with_parent(launcher_pid)
-    # with more, numpy would start threads, which do not exist after a fork
+    # with more than one BLAS thread, numpy would start threads, which do not exist after a fork
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # imports create no garbage, and garbage collections would take a quarter of the time
+    # garbage collection would take a quarter of the import time, and imports create no garbage
     gc.disable()
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
     spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
     _preload_modules(spec)
-    # otherwise a worker's garbage collector would write to every page, which copies the page
+    # without `freeze`, a worker's garbage collector would write to every memory page, which copies
+    # the page
     gc.freeze()
     gc.enable()
 
@@ -152,7 +154,7 @@ def _preload_modules(spec: "TrainingSpec") -> None:
         workload = load(spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
-            # creating an optimizer of torch.optim imports this module, which takes a second
+            # creating an optimizer of torch.optim imports torch._dynamo, which takes a second
             import torch._dynamo  # noqa: F401
 
 

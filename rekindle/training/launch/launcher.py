@@ -16,9 +16,9 @@ exit code.
 
 After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers,
 which leave after their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. If
-PET_NPROC_PER_NODE is a number, it is the number of workers; worker N gets LOCAL_RANK=N. This
-process imports no torch: it forks workers from a process that has imported it (forkserver.py). It
-reaps all orphans, and kills all its descendants when it exits.
+PET_NPROC_PER_NODE is a number, the launcher starts that many workers; worker N gets LOCAL_RANK=N.
+This process imports no torch: it forks workers from a process that has imported it (forkserver.py).
+The launcher reaps all orphans, and kills all its descendants when it exits.
 """
 
 import signal
@@ -78,18 +78,20 @@ class ExitKind(Enum):
 
 # exit code of a worker that ends all other workers → exit code of the launcher
 FINAL_EXIT_CODES = {**{code: code for code in OBSOLETE_SNAPSHOT_CODES}, RUN_ABORTED: 1}
-# other exit codes → kind of the end; default: BUG
+# other exit codes of a worker → ExitKind; any code that is not listed means BUG
 EXIT_KINDS = {
     exit_codes.UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((exit_codes.TERMINATED, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-# delay of the restart after the second exit; it doubles after each further exit
+# delay in seconds of the restart after the second exit of a kind; the delay doubles after each
+# further exit
 RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
 @dataclass
 class RestartBudget:
-    """Limits the restarts of one process: only exits without a newer step in between count."""
+    """Limits the restarts of one process; the count of its exits starts again whenever it completes
+    a newer step."""
 
     newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
@@ -119,7 +121,7 @@ class RestartBudget:
 
 @dataclass
 class ProcessSlot:
-    """A process to keep running: a worker or the forkserver."""
+    """A process that the launcher keeps running: a worker or the forkserver."""
 
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
@@ -177,7 +179,8 @@ class Launcher:
                 )
 
             exits = self._reap()
-            # after `_reap`: the forkserver has announced every worker that could be reaped
+            # called after `_reap`, because by then the forkserver has announced every worker that
+            # was reaped
             self._take_started()
             for pid, code in exits:
                 self._on_exit(pid, code)
@@ -226,7 +229,7 @@ class Launcher:
 
     def _reap(self) -> list[tuple[int, int]]:
         """Reap the children that have exited, and kill their process groups. Return (pid, exit
-        code) of each; the code -N is signal N."""
+        code) of each child; the exit code -N means that signal N killed it."""
         exits = []
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -283,7 +286,7 @@ class Launcher:
                 self._start_due_processes()
 
             if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
-                # the process was not able to report this error itself
+                # the launcher reports this error, because the process was not able to do so
                 _report_to_coordinator(slot.name, f"{cause}\n{last_words}", 1)
 
     def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
@@ -310,7 +313,8 @@ class Launcher:
 
         cause = "raised an exception" if code == WORKLOAD_ERROR else cause
         if code < 0 and last_words:
-            say(*last_words.splitlines())  # a crashed process could not print its last words
+            # the launcher prints the last words, because the crashed process could not
+            say(*last_words.splitlines())
 
         earlier_kills = self.oom_kills
         self.oom_kills = self.cgroup.count_oom_kills()
@@ -392,7 +396,7 @@ def count_workers() -> int:
     if text.isdecimal():
         number = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
     else:
-        # words of torchrun, such as auto
+        # the variable may contain a word that torchrun accepts, such as `auto`
         number = 1
 
     if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
@@ -421,7 +425,8 @@ def main(argv: list[str]) -> int:
 
     notice.start_polling_process()
     try:
-        # started first, so that the forkserver imports torch while this process parses the flags
+        # the forkserver is started first, so that it imports torch while this process parses the
+        # flags
         launcher = Launcher(signal_pipe, count_workers())
         from rekindle.training.membership.handshake import read_run_secret
         from rekindle.training.membership.protocol import coordinator_address

@@ -1,12 +1,13 @@
-"""Polls the cloud's notice of a spot interruption, which comes before SIGTERM or instead of it.
+"""Polls for the cloud's notice that it will interrupt a spot node; the notice comes before SIGTERM
+or instead of it.
 
     REKINDLE_NOTICE=aws      instance metadata spot/instance-action, two minutes before
     REKINDLE_NOTICE=azure    scheduled event Preempt of this machine, 30 seconds before
 
 `python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
 parent, the launcher, whose workers then leave after their step. While the metadata service cannot
-be reached, no notice exists. Sources: AWS, spot instance interruption notices (IMDSv2; the hop
-limit of the instance must admit pods); Azure, Scheduled Events.
+be reached, this counts as no notice. Sources: AWS, spot instance interruption notices (IMDSv2; the
+hop limit of the instance must admit pods); Azure, Scheduled Events.
 """
 
 import json
@@ -21,7 +22,8 @@ from argolocal.common.processes import python_command
 from rekindle.errors import say
 from rekindle.kubernetes_names import REKINDLE_NOTICE
 
-# REKINDLE_NOTICE is the cloud (`aws` or `azure`) and, after a space, an address instead of this
+# default address of the metadata service; REKINDLE_NOTICE is the cloud (`aws` or `azure`),
+# optionally followed by a space and another address
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0
@@ -39,7 +41,7 @@ def is_interruption_announced() -> bool:
 
 
 def start_polling_process() -> None:
-    """Start the process that polls, if REKINDLE_NOTICE is set."""
+    """If REKINDLE_NOTICE is set, start the process that polls for a notice."""
     if os.environ.get(REKINDLE_NOTICE):
         command = python_command("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])

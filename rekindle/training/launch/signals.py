@@ -1,8 +1,9 @@
-"""SIGTERM and the time until SIGKILL in launchers and workers, and the newest step of a worker.
+"""Handles SIGTERM in launchers and workers, the time that is left until SIGKILL, and the newest
+step of a worker.
 
-A worker handles SIGTERM even while its main thread blocks in a collective. Its child processes,
-such as those of a DataLoader, ignore SIGTERM, which may be sent to the process group: the worker
-needs them until it has left.
+A worker handles SIGTERM even while its main thread blocks in a collective. The child processes of a
+worker, such as those of a DataLoader, ignore a SIGTERM to the process group, since the worker needs
+them until it has left.
 """
 
 import array
@@ -20,8 +21,8 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import say
 from rekindle.kubernetes_names import REKINDLE_GRACE
 
-DEFAULT_GRACE_S = 30.0  # default of Kubernetes (terminationGracePeriodSeconds)
-# shares of this time after which the launcher and its workers must have exited
+DEFAULT_GRACE_S = 30.0  # default value of Kubernetes for terminationGracePeriodSeconds
+# fractions of the grace period after which the launcher and its workers must have exited
 LAUNCHER_SHARE = 0.95
 WORKER_SHARE = 0.9
 
@@ -77,7 +78,8 @@ def install_sigterm_handler() -> threading.Event:
 
 def _shield_children() -> None:
     """Let future child processes ignore SIGTERM and SIGINT, and die with this process."""
-    fork_origin: list[tuple[int, bool]] = []  # (pid, True if the main thread forks)
+    # pid of the forking process, and True if its main thread forks
+    fork_origin: list[tuple[int, bool]] = []
 
     def before_fork() -> None:
         fork_origin[:] = [(os.getpid(), threading.current_thread() is threading.main_thread())]
@@ -86,18 +88,21 @@ def _shield_children() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
         parent, from_main_thread = fork_origin[0]
-        # the kernel would kill the child when the thread that forked it ends
+        # only for a fork by the main thread: otherwise the kernel would kill the child when the
+        # forking thread ends
         if from_main_thread:
             die_with_parent(parent)
 
     os.register_at_fork(before=before_fork, after_in_child=in_child)
-    atexit.register(_end_children)  # registered after multiprocessing's handler, so it runs first
+    # `_end_children` is registered after multiprocessing's exit handler, so it runs first
+    atexit.register(_end_children)
 
 
 def _end_children() -> None:
     """Kill the daemonic child processes: they ignore SIGTERM, so multiprocessing would wait for
     them forever."""
-    # torch's handler would report the end of these children as an error
+    # reset the handler of SIGCHLD, because torch's handler would report the end of these children
+    # as an error
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         if child.daemon:

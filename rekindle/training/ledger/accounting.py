@@ -1,4 +1,5 @@
-"""Computes the Summary of a ledger from its events. ledger_summary.py defines both."""
+"""Computes the Summary of a ledger from its events. ledger_summary.py defines the Summary and the
+events."""
 
 import math
 from bisect import bisect_left
@@ -18,8 +19,8 @@ from rekindle.training.ledger.ledger_summary import (
 
 
 def summarize(events: Iterable[Event]) -> Summary:
-    """Return the Summary of a run's events, which must be sorted by time. Invalid events are only
-    counted."""
+    """Return the Summary of a run's events, which must be sorted by time. Invalid events are
+    skipped and counted."""
     accounts = EventAccounting()
     for event in events:
         accounts.apply(event)
@@ -36,7 +37,8 @@ class _ProcessTimeline:
     alive: bool = False
 
     def switch(self, t: float, kind: str | None) -> None:
-        """Start an interval of another kind at `t`; with None, the process is dead from then on."""
+        """Start an interval of the given kind at time `t`; None means that the process is dead from
+        then on."""
         if self.alive:
             self.intervals[-1].end = t
             if self.intervals[-1].kind == kind:
@@ -46,14 +48,15 @@ class _ProcessTimeline:
             self.intervals.append(Interval(t, t, kind))
 
     def truncate(self, t: float) -> None:
-        """Remove the time after `t`, at which the process was already dead."""
+        """Remove all time after `t` from the intervals, because the process was dead by then."""
         self.alive = False
         self.intervals = [
             Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t
         ]
 
     def relabel_trained(self, start: float, end: float, kind: str) -> float:
-        """Change the trained time between `start` and `end` to `kind`; return its seconds."""
+        """Change the intervals of kind `trained` between `start` and `end` to `kind`; return their
+        total length in seconds."""
         if self.alive:
             self.intervals[-1].end = max(self.intervals[-1].start, end)
 
@@ -85,15 +88,16 @@ class _ProcessTimeline:
 
 @dataclass
 class _Pause:
-    """The time between two groups."""
+    """The pause between the end of one group and the start of the next."""
 
     opened: float | None = (
-        None  # when the coordinator told the previous group to stop after its step
+        None  # time when the coordinator told the previous group to stop after its current step
     )
-    broken: float | None = None  # when the previous group broke
-    unseen: bool = False  # a member died at an unknown time
-    until: float = 0.0  # when the next group started
-    restored: int | None = None  # newest step that a member of the next group has restored
+    broken: float | None = None  # time when the previous group broke
+    unseen: bool = False  # True if a member died at an unknown time
+    until: float = 0.0  # time when the next group started
+    # newest step that a member of the next group has restored from a snapshot or a checkpoint
+    restored: int | None = None
     incidents: list[Incident] = field(default_factory=list)
 
     @property
@@ -109,11 +113,14 @@ class EventAccounting:
         self.lives: dict[str, _ProcessTimeline] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
-        # the pause before a group without survivors, while the first step of this group is unknown
+        # the pause before a group that no worker of the previous group has joined, while the first
+        # step of the new group is unknown
         self.unsure: _Pause | None = None
-        # id of a worker that has not joined the new coordinator yet → time of its last sign of life
+        # id of each worker that has not yet joined the restarted coordinator → time of its last
+        # sign of life
         self.unconfirmed: dict[str, float] = {}
-        # (time, step) of the completed steps, without steps that were later repeated
+        # (time, step) of each completed step, without the first completion of steps that were later
+        # repeated
         self.points: list[tuple[float, int]] = []
         self.step_seconds: float | None = None
         # True if the newest recorded step is known to be the last that was completed
@@ -270,7 +277,7 @@ class EventAccounting:
         tier = str(event.get("tier", ""))
 
         for incident in (self.unsure or self.pause).incidents:
-            # a restored step had been completed before the loss
+            # the restored step must have been completed before the worker was lost
             if tier in ("hot", "durable") and incident.kind == "lost":
                 incident.step = max(step, incident.step or 0)
 
@@ -280,7 +287,8 @@ class EventAccounting:
 
         if self.unsure:
             self._resume(self.unsure, step)
-        # otherwise the live members of the group send their state to the worker
+        # a restored state is used only if no member of the group is alive; otherwise the live
+        # members send their state to the worker
         elif not self.group - self.unconfirmed.keys():
             self.pause.restored = max(step, self.pause.restored or 0)
 
@@ -288,7 +296,7 @@ class EventAccounting:
         step = int(event["step"])
         self._infer_start(step)
         self.last_step_known = event.get("last") is True
-        # the group trains without a coordinator
+        # a step while the coordinator restarts: the group trains without a coordinator
         if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
@@ -320,14 +328,15 @@ class EventAccounting:
         self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
         self.summary.message = ""
         self.summary.code = 0
-        # a later process may continue the training, such as the trial of a sweep
+        # reset the group, because a later process may continue the training, for example a trial of
+        # a sweep
         self.group = set()
         for life in self.lives.values():
             life.switch(t, None)
 
     def _handle_new_coordinator(self, t: float) -> None:
-        """Handle the start of a coordinator: a worker that does not join it has died at some time
-        after its last sign of life."""
+        """Handle the start of a coordinator: any worker that does not join the new coordinator has
+        died at some time after its last sign of life."""
         if self.summary.state == "failed":
             self.summary.state = "running"
             self.summary.message = ""
@@ -370,8 +379,8 @@ class EventAccounting:
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group. It continues at `step` if it contains a member of the previous
-        group; otherwise a later event shows its first step."""
+        """Start the next group. The group continues at `step` if it contains a member of the
+        previous group; otherwise a later event shows its first step."""
         pause = self.pause
         survivors = self.group & members
 

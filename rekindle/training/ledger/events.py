@@ -4,10 +4,11 @@
 
 one JSON object per line: {"t": unix seconds, "event": name, ...}
 
-The coordinator writes the ledger, or rank 0 if the run has no coordinator. Each process writes
-separate objects (segments). An object store cannot append to an object, so the process writes its
-newest segment again until it is full. ledger_summary.py lists the events. The ledger never delays
-or ends a training: while the object store is unavailable, events wait in memory.
+The coordinator writes the ledger, or rank 0 if the run has no coordinator. Each process that writes
+to the ledger creates its own objects (segments). An object store cannot append to an object, so the
+process writes its newest segment again until it is full. ledger_summary.py lists the events. The
+ledger never delays or ends a training: while the object store is unavailable, events wait in
+memory.
 """
 
 import json
@@ -30,7 +31,7 @@ SEGMENT_BYTES = 256 << 10  # size of a full segment
 # maximum number of events in memory while the object store is unavailable
 MAX_WAITING_EVENTS = 20_000
 READ_THREADS = 8
-MAX_TIME = 1e11  # in Unix seconds: the year 5138
+MAX_TIME = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
 # time to write the last events of a process if the object store is unavailable or slow
 CLOSE_TIMEOUT_S = 20.0
 
@@ -38,8 +39,8 @@ Event = dict[str, Any]
 
 
 class Ledger:
-    """Writes events in a thread. The thread also calls `open_store`, and repeats a call that
-    fails."""
+    """Writes the events of a run to the object store in a background thread. The thread also calls
+    `open_store`, and calls it again if it fails."""
 
     def __init__(self, open_store: Callable[[], "Store"], prefix: str) -> None:
         self.prefix = prefix
@@ -115,7 +116,8 @@ class Ledger:
 
             try:
                 self._write()
-            except Exception as error:  # of any kind: the thread must survive to write later events
+            # catch any exception, since the thread must survive to write later events
+            except Exception as error:
                 if isinstance(error, RekindleError):
                     text = str(error)
                 else:
@@ -123,7 +125,7 @@ class Ledger:
 
                 self._log_rarely(f"the ledger is waiting for the object store: {text}")
                 if is_closing and time.monotonic() < self._deadline:
-                    time.sleep(0.2)  # the wait above returns immediately after close()
+                    time.sleep(0.2)  # after close(), the wait above no longer waits, so wait here
                     continue
 
             if is_closing:
@@ -132,8 +134,8 @@ class Ledger:
     def _write(self) -> None:
         while self._fill_segment():
             self._store = self._store or self._open_store()
-            # copied, because a failed request may still reference its body, and a bytearray with
-            # references cannot grow
+            # the bytes are copied, because a failed request may still reference its body, and a
+            # bytearray with references cannot grow
             content = bytes(self._segment)
             self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", content)
             self._has_unwritten = False
@@ -180,7 +182,8 @@ def _parse_age(value: object) -> float:
 def _encode_event(fields: Event) -> bytes:
     try:
         return to_json(fields, default=str).encode() + b"\n"
-    except (TypeError, ValueError):  # keys that JSON does not allow, or a cycle
+    # the event has keys that JSON does not allow, or contains itself
+    except (TypeError, ValueError):
         return (
             to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode()
             + b"\n"

@@ -1,7 +1,7 @@
 """The events of a ledger, and the Summary that accounting.py computes from them.
 
-An event is {"t": unix seconds, "event": event name, ...}. `name` is the name of a worker, `step` a
-number of updates:
+An event is {"t": unix seconds, "event": event name, ...}. In the events below, `name` is the name
+of a worker, and `step` a number of updates:
 
     run {device, workers, virtual_workers, steps, samples}
                                       the plan, which rank 0 writes when it starts
@@ -26,10 +26,10 @@ number of updates:
     dropped {events}                  number of events that were not written
     skipped {lines}                   number of unreadable lines
 
-Each second of a live worker counts as *trained* (in a group, for steps that are not repeated),
-*waited* (outside of a group) or *lost* (in a group, for work that is repeated: after the last
-finished step if the group broke, after the restored step if all workers were lost). The ledger has
-about one step per second; the steps in between are assumed to be evenly spaced.
+Each second of a live worker counts as *waited* (outside of a group), *trained* (in a group, on
+steps that are not repeated) or *lost* (in a group, on work that is repeated: all work after the
+last finished step if the group broke, or after the restored step if all workers were lost). The
+ledger has about one step per second; the steps in between are assumed to be evenly spaced.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -40,7 +40,8 @@ from rekindle.training.ledger.events import Event
 TRAINED = "trained"
 WAITED = "waited"
 LOST = "lost"
-UNSEEN = "unseen"  # reason of a loss during which no coordinator was running
+# value of the field `reason` for a worker that was lost while no coordinator was running
+UNSEEN = "unseen"
 
 
 @dataclass
@@ -58,22 +59,24 @@ class Incident:
     restarted."""
 
     t: float
-    kind: str  # one of: lost, drain, failed, join, coordinator (its restart)
+    kind: str  # one of: lost, drain, failed, join, coordinator (the coordinator restarted)
     name: str
     why: str = ""
     # newest step that is known to be completed at the time `t`; None if no step is known
     step: int | None = None
-    # False if no coordinator was running: then the incident happened at `t` or later, at `step` or
-    # later
+    # False if no coordinator was running; the incident then happened at or after the time `t` and
+    # the step `step`
     seen: bool = True
-    # number of surviving members of the group; after a restart of the coordinator, of its workers
+    # number of surviving members of the group, or of the coordinator's workers if the coordinator
+    # restarted
     left: int = 0
     resumed: float | None = None  # start time of the next group
-    repeated: int = 0  # number of repeated steps
+    repeated: int = 0  # number of training steps that were repeated after a loss
     back: float | None = None  # time when a worker with the same name trained again
-    # worker-seconds of repeated work; incidents of the same pause have the same total
+    # worker-seconds of work that was repeated; all incidents of one pause have the same total
     cost: float = 0.0
-    # source of the state from which training continued, if no worker was left: hot or durable
+    # if no worker was left, where the state came from with which training continued: `hot`
+    # (snapshot) or `durable` (checkpoint)
     tier: str = ""
 
 
@@ -84,13 +87,13 @@ class Summary:
     began: float = 0.0
     ended: float = 0.0
     state: str = "running"  # one of: running, complete, failed
-    message: str = ""  # message of the verdict
+    message: str = ""  # message of the event `verdict`, which says why the run failed
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
     # worker name → its intervals
     intervals: dict[str, list[Interval]] = field(default_factory=dict)
-    # (time, step) of all recorded steps
+    # time and number of each recorded step
     points: list[tuple[float, int]] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
@@ -103,7 +106,8 @@ class Summary:
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
 
     def worker_seconds(self, kind: str, name: str | None = None) -> float:
-        """Return the seconds of a kind, of the worker `name` or of all workers."""
+        """Return the total length of the intervals of a kind, in seconds, of the worker `name` or
+        of all workers."""
         intervals = [self.intervals[name]] if name else self.intervals.values()
         return sum(
             interval.end - interval.start
@@ -140,7 +144,7 @@ class Summary:
 
     @property
     def preemptions(self) -> int:
-        """Number of times that a worker was lost or had to leave."""
+        """Number of times that a worker was lost or had to leave before the run was complete."""
         return self.count_incidents("lost") + self.count_incidents("drain")
 
     @property
@@ -205,7 +209,7 @@ def merge_intervals(intervals: list[Interval]) -> list[tuple[float, float]]:
 
 
 def format_percent(share: float) -> str:
-    """Format a share as `96.4 %` or `100 %`."""
+    """Format a fraction as a percentage: `96.4 %` or `100 %`."""
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 

@@ -41,7 +41,7 @@ def draw(summary: Summary, file: Path) -> None:
         for minimum, scale, unit in TIME_UNITS
         if summary.ended - summary.began >= minimum
     )
-    # numeric order: worker-10 follows worker-9
+    # sort worker names by number, so that worker-10 follows worker-9
     names = sorted(summary.intervals, key=lambda name: (len(name), name))
     rows_height = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows_height + 2.6

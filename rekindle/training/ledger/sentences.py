@@ -17,7 +17,8 @@ from rekindle.training.ledger.ledger_summary import (
 )
 
 RESTORE_SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
-# maximum number of lines about incidents; of more lines, only the first and the last are shown
+# maximum number of lines about incidents; if there are more, only the first and the last lines are
+# shown
 MAX_LINES = 24
 LOSS_REASONS = {
     "connection": "connection closed",

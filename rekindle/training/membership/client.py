@@ -28,7 +28,7 @@ from rekindle.training.spec import Fingerprint
 
 HEARTBEAT_INTERVAL_S = 0.2
 RETRY_INTERVAL_S = 0.1  # time between attempts to reach an unavailable coordinator
-# while the coordinator is unavailable, time between checks if the run is complete
+# time between two checks whether the run is complete, while the coordinator is unavailable
 COMPLETE_CHECK_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
 
@@ -54,8 +54,9 @@ class Client:
         self.step = -1
         self.is_busy = False  # True while this worker does work other than steps
         self.open_generation = 0  # the newest generation known to be open
-        self.abort_generation = 0  # groups older than this generation are broken
-        # the newest published generation and its members
+        # the newest aborted generation: all groups older than it are broken
+        self.abort_generation = 0
+        # number of the newest published generation, and its members
         self.published_group: tuple[int, Members] = (0, [])
         self.is_complete = False
         self._has_left = False
@@ -68,7 +69,8 @@ class Client:
             "fingerprint": fingerprint,
         }
 
-        # `put` messages of this worker to the newest group, which a reconnect sends again
+        # `put` messages that this worker has sent to the newest group; after a reconnect, it sends
+        # them again
         self._sent_values: dict[str, Message] = {}
         self._values: dict[str, bytes] = {}  # values of all members of the newest group
         self._acked_generation = 0
@@ -88,7 +90,8 @@ class Client:
         the run.
         """
         self.step = step
-        # not started earlier: once this worker has registered, the other workers wait for it
+        # the thread is not started earlier, because the other workers wait for this worker once it
+        # has registered
         if not self._thread.ident:
             self._thread.start()
 
@@ -112,15 +115,15 @@ class Client:
                     self._waits_for_group = False
                     return self.published_group
 
-                # a caller whose give_up() becomes true calls `notify_waiters`
+                # `notify_waiters` must be called when give_up() becomes true, which ends this wait
                 self._condition.wait()
 
         return None
 
     @property
     def must_exit(self) -> bool:
-        """True if this process must exit with an error, which `wait_for_group` and
-        `wait_until_complete` raise."""
+        """True if this process must exit with an error; `wait_for_group` and `wait_until_complete`
+        raise this error."""
         return self._error is not None
 
     def report_failure(self, generation: int) -> None:
@@ -214,7 +217,8 @@ class Client:
             self._has_left = True
             if self._socket:
                 with contextlib.suppress(OSError):
-                    # a later heartbeat would be an invalid message
+                    # send nothing more: the coordinator would reject a heartbeat after `leave` as
+                    # invalid
                     self._socket.shutdown(socket.SHUT_WR)
             self._socket = None
 
@@ -259,7 +263,8 @@ class Client:
         try:
             is_complete = self.run_complete()
         except ConfigError as error:
-            # the prefix belongs to another run; the coordinator has exited for the same reason
+            # the output prefix belongs to another run, and the coordinator has exited for the same
+            # reason
             problem = error
         except RekindleError as error:
             return say(f"cannot find out whether the run is complete: {error}")
@@ -285,7 +290,7 @@ class Client:
                 "peers": [id for id, _ in members],
             }
 
-            # an earlier ack may have been lost
+            # acknowledge the generation again, because an earlier `ack` may have been lost
             self._socket = connection
             self._acked_generation = 0
             self.send({"join": self._hello | hello})
@@ -358,7 +363,8 @@ def connect_to_coordinator(coordinator: Address, timeout: float = 5.0) -> socket
     """Connect to the coordinator, and let both sides prove that they belong to this run. Raises
     OSError."""
     secret = handshake.read_run_secret()
-    # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
+    # bind to the pod's own address, because otherwise all pods of the local runner would appear as
+    # 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get(POD_IP, ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a peer that lost its network does not close the connection; the kernel closes it when data is

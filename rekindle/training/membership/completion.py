@@ -1,4 +1,5 @@
-"""Checks if a run is complete: if `<out>/model.json` is in the object store. Imports no torch."""
+"""Checks whether a run is complete, that is, whether `<out>/model.json` is in the object store.
+Imports no torch."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,8 @@ secret.
     worker → coordinator    {"nonce": W, "proof": HMAC-SHA256(secret, "worker C W")}
     coordinator → worker    {"proof": HMAC-SHA256(secret, "coordinator C W")}
 
-Before the handshake, neither side accepts another message. Later messages are neither encrypted nor
-signed: against an attacker who modifies traffic, the network must protect them.
+Before the handshake, neither side accepts another message. Messages after the handshake are neither
+encrypted nor signed, so the network must protect them against attackers who modify traffic.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_SECRET
 from rekindle.training.membership.protocol import Message, encode
 
-MIN_SECRET_LENGTH = 32  # minimum number of characters
+MIN_SECRET_LENGTH = 32  # minimum number of characters of the run's secret
 MAX_LINE = 512  # maximum number of bytes of a handshake message
 PROOF_TIMEOUT_S = 5.0  # time limit for the worker's proof
 
@@ -89,7 +89,7 @@ def _check_proof(message: Message, expected_proof: str) -> None:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Read one line. No data follows it, since the other side then waits for an answer."""
+    """Read one line. No data may follow the line, since the other side then waits for an answer."""
     line = b""
     while not line.endswith(b"\n"):
         data = connection.recv(MAX_LINE)

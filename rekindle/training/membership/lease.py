@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The lease of coordinator `id` on a run. Call `renew` every RENEW_INTERVAL_S seconds, in a
-    thread."""
+    """The lease of coordinator `id` on a run. The owner must call `renew` every RENEW_INTERVAL_S
+    seconds, in a separate thread."""
 
     RENEW_INTERVAL_S = 10.0
 
@@ -45,8 +45,7 @@ class Lease:
     def renew(self) -> None:
         """Acquire the lease, or check that this coordinator still holds it.
 
-        Raises StorageError; RekindleError if another coordinator holds it.
-        """
+        Raises StorageError, and RekindleError if another coordinator holds the lease."""
         self.store = self.store or self.open_store()
 
         while True:
@@ -89,6 +88,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except (ValueError, RecursionError):  # a damaged lease counts as free
+        except (ValueError, RecursionError):  # a lease that cannot be parsed counts as free
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

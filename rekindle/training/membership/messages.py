@@ -16,7 +16,7 @@ Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-# typed as Any, because type checkers accept only literals as arguments of TypedDict
+# TypedDict is typed as Any here, because type checkers accept only literals as its arguments
 typed_dict: Any = TypedDict
 
 

@@ -19,10 +19,11 @@ from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
 from rekindle.training.membership.state_machine import MembershipStateMachine
 
 REQUEST_TIMEOUT_S = 5.0
-MAX_REQUESTS = 16  # number of simultaneous requests
+MAX_REQUESTS = 16  # maximum number of requests that the metrics endpoint serves at the same time
 MAX_REQUEST_BYTES = 16 << 10
 COUNTED_EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
-# number of recent steps whose times are stored: a failure repeats only recent steps
+# number of recent steps whose completion times are stored; older steps are not needed, since a
+# failure repeats only recent steps
 MAX_STEP_TIMES = 1000
 
 
@@ -36,7 +37,7 @@ class MetricsExporter(Collector):
         self.active_requests = 0
 
     def note(self, event: str, **fields: Any) -> None:
-        """Add an event of the ledger, or set the newest loss."""
+        """Count an event of the ledger, or record the newest training loss."""
         if event == "loss":
             self.loss = float(fields["loss"])
         # events with `age_s` are about an earlier process, whose steps this coordinator does not

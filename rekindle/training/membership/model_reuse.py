@@ -49,20 +49,21 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            # `reuse` may still be running when a short training ends
+            # collect the facts here if `reuse` has not done so yet: it may still be running when a
+            # short training ends
             inputs = self.facts or collect_facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             sizes = [
                 head.size for name in MODEL_FILES if (head := store.head(f"{self.spec.out}/{name}"))
             ]
             if len(sizes) < len(MODEL_FILES):
-                return  # the model has been removed since
+                return  # one of the model's files has been removed since the run was complete
 
             artifacts = {
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
             }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
-            # replaces an existing entry
+            # an existing cache entry is replaced
             entries.record_entry(
                 store,
                 entries.Entry(compute_key(inputs), self.prefix, {}, artifacts, inputs, seconds),

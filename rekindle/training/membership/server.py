@@ -6,13 +6,13 @@ complete. Imports no torch.
 Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that
 prove that they know REKINDLE_SECRET (handshake.py). Exit codes: 0 if `<out>/model.json` is in the
 object store; 78, 65 or 1, with the workers' error message, if the run cannot continue; 143 after
-SIGTERM, after which the next coordinator continues the run. A new coordinator replaces an older
-one.
+SIGTERM, after which the next coordinator continues the run. If a second coordinator of a run
+starts, it takes over the run and the older one exits.
 
 protocol.py defines the messages, state_machine.py makes the decisions. When a worker dies, its
 connection closes. The coordinator drops a worker that is silent for `silence_seconds`, unless the
-group completes steps; such a worker may join again. It also drops a live worker that for
-`hung_seconds` neither completes a step nor acknowledges a generation; such a worker must exit.
+group completes steps; such a worker may join again. The coordinator also drops a live worker that
+for `hung_seconds` neither completes a step nor acknowledges a generation; such a worker must exit.
 While the coordinator is unavailable, the workers continue in their group.
 """
 
@@ -52,7 +52,7 @@ from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
 
 TICK_INTERVAL_S = 0.1
-# a longer delay of a tick counts as a pause of the coordinator
+# if a tick is delayed by more than this, the coordinator process was paused
 MAX_TICK_DELAY_S = 0.05
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
@@ -79,7 +79,7 @@ class Coordinator:
             REKINDLE_DEADLINE, math.inf, "Correct it, or unset it for no limit."
         )
         self.connections: dict[str, Connection] = {}
-        # connection without a proof → deadline of the proof; the oldest first
+        # connection without authentication → deadline for its proof; the oldest connection first
         self.unverified_connections: dict[Connection, float] = {}
         self.rejected_count = 0
         self.last_rejection_log = float("-inf")
@@ -112,7 +112,8 @@ class Coordinator:
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
 
         if ticker.done():
-            # raises the error of `_tick`, without which silent workers would not be dropped
+            # raise the error that ended `_tick`: without its ticks, silent workers would not be
+            # dropped
             ticker.result()
 
         code = await self.exit_code
@@ -130,7 +131,7 @@ class Coordinator:
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
         port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
-        # not on a loopback address, where every local user could read the metrics
+        # do not serve metrics on a loopback address, where every local user could read them
         if port and not (host or "").startswith("127."):
             try:
                 return await self.exporter.serve(host, port)
@@ -171,14 +172,14 @@ class Coordinator:
     def admit(self, connection: "Connection") -> None:
         """Register a new connection, which must prove within seconds that it knows the secret."""
         self.unverified_connections[connection] = time.monotonic() + handshake.PROOF_TIMEOUT_S
-        # the limit allows all workers to reconnect at once
+        # the limit is high enough for all workers to reconnect at the same time
         if len(self.unverified_connections) > MAX_UNVERIFIED_CONNECTIONS + self.spec.max_workers:
             self.reject(next(iter(self.unverified_connections)))
         connection.transport.write(encode({"nonce": connection.nonce}))
 
     def reject(self, connection: "Connection") -> None:
-        """Close a connection that has not proved that it knows the secret; log their number at
-        intervals."""
+        """Close a connection whose client has not proved that it knows the secret; log the number
+        of such connections at intervals."""
         self.unverified_connections.pop(connection, None)
         connection.transport.abort()
         self.rejected_count += 1
@@ -226,7 +227,7 @@ class Coordinator:
         membership = self.membership
         outbox = membership.outbox
         membership.outbox = []
-        lines: dict[int, bytes] = {}  # a message to several workers is encoded once
+        lines: dict[int, bytes] = {}  # encode a message to several workers only once
 
         for worker, message in outbox:
             connection = self.connections.get(worker)
@@ -257,7 +258,7 @@ class Coordinator:
         metrics."""
         if event != "loss":
             self.ledger.note(event, **fields)
-        # malformed events are left out of the metrics
+        # events with missing or invalid fields are left out of the metrics
         with contextlib.suppress(KeyError, TypeError, ValueError):
             self.exporter.note(event, **fields)
 
@@ -327,8 +328,8 @@ class Coordinator:
                 was_held = lease.is_held
                 await asyncio.to_thread(lease.renew)
                 if not was_held:
-                    # recorded after `renew`, which checks that the prefix does not belong to
-                    # another run
+                    # the event is recorded after `renew`, which checks that the prefix does not
+                    # belong to another run
                     self.ledger.note("coordinator", id=self.id)
 
                 is_reported = False
@@ -350,8 +351,8 @@ class Coordinator:
 
 
 class Connection(asyncio.Protocol):
-    """The connection of one worker. It accepts messages once the worker has proved that it knows
-    the secret."""
+    """The connection of one worker. The connection accepts messages once the worker has proved that
+    it knows the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -406,7 +407,8 @@ class Connection(asyncio.Protocol):
         if kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
-            # more than one generation per millisecond is impossible
+            # reject an impossible number: it would mean more than one generation per millisecond
+            # since 1970
             if message["join"]["generation"] > 1000 * time.time():
                 raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]

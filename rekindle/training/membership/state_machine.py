@@ -17,8 +17,8 @@ from rekindle.training.spec import TrainingSpec
 JOIN_TIMEOUT_S = 1.0  # time to wait for the expected workers before the first group is published
 # in a group that makes no steps, a worker that does not acknowledge within this time is hung
 HANG_CHECK_TIMEOUT_S = 30.0
-# number of consecutive groups that may break without a step and without a lost worker; later groups
-# are delayed
+# number of consecutive groups that may break without completing a step or losing a worker; after
+# that, the next groups are delayed
 MAX_FRUITLESS_GROUPS = 3
 # the run is aborted after this number of worker errors without a newer step in between
 MAX_CRASHES = 3
@@ -30,7 +30,7 @@ REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 @dataclass
 class Worker:
-    """A live worker process. All times are those that the caller of the state machine passes."""
+    """A live worker process. All times are by the clock of the state machine's caller."""
 
     id: str
     name: str
@@ -53,9 +53,9 @@ class CrashCounter:
     def record(self, name: str, step: int, group: int, members: int) -> int:
         """Record an error, and return the number of errors since the newest step.
 
-        Reports of up to `members` workers in the same step and group count as one error.
+        Up to `members` reports by different workers in the same step and group count as one error.
         """
-        # step -1 (no state yet) and step 0 are the same progress
+        # step -1 (no state yet) counts as step 0, since both are the same progress
         position = max(step, 0), group
         if position[0] != self.position[0]:
             self.count = 0
@@ -69,27 +69,27 @@ class CrashCounter:
 
 @dataclass
 class MembershipStateMachine:
-    """The state machine. It adds messages to `outbox`, ledger events to `events`, and log lines to
-    `log`."""
+    """The state machine. The state machine adds messages to `outbox`, ledger events to `events`,
+    and log lines to `log`."""
 
     config: TrainingSpec
     generation: int = 0  # the newest opened generation
     published_generation: int = 0  # the newest published generation
-    # True: the last group is broken, and its members must not finish their step
+    # True if the newest group is broken, so its members must not finish their step
     must_abort: bool = False
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
-    # ids of the workers of the next group: current members first, then by arrival; further workers
-    # are spares
+    # ids of the workers of the next group: first the current members, then others in the order of
+    # their arrival; all further workers are spares
     eligible_ids: list[str] = field(default_factory=list)
     # members of an adopted group that have not joined this coordinator yet
     unregistered_ids: set[str] = field(default_factory=set)
-    # eligible workers that have not acknowledged yet
+    # eligible workers that have not yet acknowledged the open generation
     unacknowledged_ids: set[str] = field(default_factory=set)
-    # fingerprint that workers must have, which is fixed once a group was published
+    # fingerprint that workers must have; it no longer changes once a group was published
     fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
-    # time of the first refusal since which too few other workers are alive
+    # time of the first refusal of a worker, if too few other workers have been alive since then
     refused_since: float = float("inf")
     # `put` messages of the group's members
     values: dict[str, Message] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class MembershipStateMachine:
     # time when the newest step was completed, or the newest group published
     last_progress_time: float = 0.0
     open_time: float = 0.0  # time when the newest generation was opened
-    # True if the newest generation was opened because no step was completed
+    # True if the newest generation was opened to find hung workers, because no step was completed
     is_hang_check: bool = False
     fruitless_groups: int = 0
     crashes: CrashCounter = field(default_factory=CrashCounter)
@@ -121,8 +121,8 @@ class MembershipStateMachine:
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def has_quorum(self, now: float) -> bool:
-        """Return True if the next group can be published: all its workers have acknowledged, and no
-        further worker is expected."""
+        """Return True if the next group can be published, because all its workers have acknowledged
+        the open generation, and no further worker is expected."""
         expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
         return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
 
@@ -177,7 +177,8 @@ class MembershipStateMachine:
         generation = self.generation
 
         if self.is_published and is_stray and id in self.members:
-            # the worker has missed the member list, so the other members would wait for it forever
+            # this member has missed the member list of its group, so the other members would wait
+            # for it forever
             self._open_generation(now, abort=True)
 
         self.advance(now)
@@ -254,8 +255,8 @@ class MembershipStateMachine:
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker. With the reason `drain`, the worker left on purpose after a step that
-        all members have completed."""
+        """Remove a worker. The reason `drain` means that the worker left on purpose, after a step
+        that all members have completed."""
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
@@ -281,7 +282,7 @@ class MembershipStateMachine:
         """Record that a worker ends with an error. End the run if a retry cannot help, or after
         MAX_CRASHES errors."""
         self.events.append({"event": "failed", "name": name, "message": message, "code": code})
-        # a service that the worker needs is unavailable
+        # the error is temporary: a service that the worker needs is unavailable
         if temporary:
             self.log.append(f"{name} ends temporarily: {message}")
             return
@@ -307,7 +308,8 @@ class MembershipStateMachine:
         self.advance(now)
 
     def exclude_pause(self, seconds: float) -> None:
-        """Shift all times by a pause of the coordinator, during which it received no messages."""
+        """Shift all stored times by the length of a pause of the coordinator process, during which
+        it received no messages."""
         self.last_progress_time += seconds
         self.open_time += seconds
         self.refused_since += seconds
@@ -352,13 +354,13 @@ class MembershipStateMachine:
         self.log.append(f"generation {self.published_generation}: {shown_names}")
 
     def _adopt_generation(self, now: float, hello: Message) -> None:
-        """After a restart of the coordinator, continue from the generation that a worker
-        reports."""
+        """After a restart of the coordinator, adopt the generation that a worker reports."""
         self.generation = self.published_generation = hello["generation"]
         self.values = {}
         peers = list(dict.fromkeys(hello["peers"]))
 
-        # the worker waits for a group that the previous coordinator may have published to others
+        # the worker waits for this generation, which the previous coordinator may already have
+        # published to other workers
         if hello["group"] != self.generation:
             self.members = [id for id in peers if id in self.alive_workers]
             self.join_deadline = now + JOIN_TIMEOUT_S
@@ -371,7 +373,8 @@ class MembershipStateMachine:
         self.last_progress_time = now
 
         self.expected_members = 0
-        # each member counts as alive until it has been silent for silence_seconds
+        # count each member of the adopted group as alive until it has been silent for
+        # silence_seconds
         for id in self.members:
             self.alive_workers.setdefault(
                 id, Worker(id, id, "", now, now, acked_generation=self.generation)
@@ -449,7 +452,8 @@ class MembershipStateMachine:
                 )
 
     def _update_next_group(self) -> None:
-        """Update the workers of the next group, and those of them that have not acknowledged."""
+        """Update the list of workers of the next group, and the set of those that have not
+        acknowledged the open generation."""
         staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
         self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][
             : self.config.max_workers
@@ -465,7 +469,7 @@ class MembershipStateMachine:
             self.generation += 1
             self.open_time = now
         elif self.must_abort or not abort:
-            return  # the workers have already been told to stop
+            return  # the open generation has already told the workers to stop
         self.must_abort = abort
         self._announce_generation()
 
@@ -489,8 +493,8 @@ class MembershipStateMachine:
             )
 
     def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
-        """Refuse a worker, which may be started again elsewhere. End the run if too few other
-        workers have been alive for `hung_seconds`."""
+        """Refuse a worker; it may be started again on another node. End the run if the other live
+        workers have been too few for a group for `hung_seconds`."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
         if not self.lacks_workers:
@@ -527,8 +531,8 @@ class MembershipStateMachine:
         self.alive_workers.clear()
 
     def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
-        """Return the reason to refuse a worker, or "". With `any_fingerprint`, only
-        train.fingerprint restricts its fingerprint."""
+        """Return the reason to refuse a worker, or "". If `any_fingerprint` is True, the worker's
+        fingerprint must match only train.fingerprint."""
         protocol = hello.get("protocol")
         if protocol != PROTOCOL:
             return (

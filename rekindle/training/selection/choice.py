@@ -25,15 +25,15 @@ from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.validation import Subset, parse_measures
 from rekindle.workload import Workload, dataset_facts
 
-# a model's values on the held-out samples, by name: `loss`, and the workload's measures
+# validation results of a model on the held-out samples, by name: `loss` and the workload's measures
 Values = dict[str, float]
 
 
 def choose_family(
     spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path
 ) -> str:
-    """Copy the best of `models` to `out`, with the validation of all models in model.json; return
-    the best family.
+    """Copy the best of `models` to `out`, and add the validation results of all models to its
+    model.json; return the name of the best family.
 
     Of equal models, the first in `models` is chosen. Raises DataError if no model has a finite
     value.
@@ -77,8 +77,8 @@ def choose_family(
 
 
 def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
-    """Raise ConfigError if the model `name` had other held-out samples than `spec`: it may have
-    been trained on those of `spec`."""
+    """Raise ConfigError if the model `name` had other held-out samples than `spec`, because it may
+    have been trained on the held-out samples of `spec`."""
     for key in TrainConfig.HELD_OUT_SETTINGS:
         if key in train and train[key] != getattr(spec, key):
             raise ConfigError(

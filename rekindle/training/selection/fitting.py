@@ -49,7 +49,7 @@ def fit_model(spec: TrainingSpec, workload: Workload, model: nn.Module, samples:
 
     torch.manual_seed(
         mix_seed(spec.seed, 0, 0, 3)
-    )  # seeded again, because the dataset may have drawn random numbers
+    )  # torch is seeded again, because the dataset may have drawn random numbers
     with torch.no_grad():
         result: Any = fitted.fit(model, samples)
 
@@ -118,7 +118,7 @@ def compute_loss(
     model.eval()
 
     for _ in range(2):
-        # as in `compute_validation`, because the loss may draw random numbers
+        # set the same seed as `compute_validation` does, because the loss may draw random numbers
         torch.manual_seed(mix_seed(spec.seed, 0, 0, 2))
         with torch.no_grad():
             losses.append(float(workload.loss(model, samples.batch(indices))))

@@ -1,7 +1,8 @@
 """The budget of a sweep: a job starts only if the expected time of all jobs is within the budget.
 
 The expected time includes the time that jobs have used, the remaining time of running jobs, and the
-new job. Until one trial trains to the last rung, the time to do so is reserved.
+new job. Until one trial trains to the last rung, the time that one trial needs to reach the last
+rung is reserved.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ def compute_excess(
     finished: Collection[Job],
     seconds: Mapping[Job, float],
 ) -> dict[str, Any] | None:
-    """Return the used, the expected and the allowed hours if `job` would exceed the budget, else
+    """If `job` would exceed the budget, return the hours that are used, expected and allowed; else
     None."""
     limit_s = 3600 * sweep.budget.hours
 
@@ -50,7 +51,8 @@ def compute_excess(
 
 
 def step_share(sweep: Sweep, job: Job, jobs: Sequence[Job]) -> float:
-    """Return the number of steps that `job` makes, as a share of a complete training."""
+    """Return the number of steps that `job` makes, as a fraction of the steps of a complete
+    training."""
     earlier = [
         sweep.step_share(other.rung)
         for other in jobs

@@ -1,9 +1,9 @@
 """Asynchronous successive halving: pure functions that choose the next trial to train.
 
 A trial continues as soon as it is among the best 1/η of the known results of its rung, without
-waiting for the other trials of the rung. Decision n uses only the results of the decisions 0 to n -
-lag, so that it does not depend on the speed of any trial. Source: L. Li and others, A System for
-Massively Parallel Hyperparameter Tuning, 2020, algorithm 2.
+waiting for the other trials of the rung. Decision n uses only the results of the jobs that
+decisions 0 to n - lag have started, so that it does not depend on the speed of any trial. Source:
+L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2.
 """
 
 import math
@@ -23,7 +23,7 @@ class Trial:
     number: int
     settings: Settings
     attrs: dict[str, Any] = field(default_factory=dict)  # attributes that Optuna's sampler needs
-    # metric by rung; None: the trial failed
+    # metric of the trial at each rung; None if the trial failed
     values: dict[int, float | None] = field(default_factory=dict)
     steps: int = 0  # number of updates
     sha256: str = ""  # sha256 of the trial's weights
@@ -53,8 +53,8 @@ def is_finite(value: float | None) -> TypeGuard[float]:
 
 
 def rank_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
-    """Return the numbers of the best `count` trials, best first and equal trials by number, without
-    failed trials."""
+    """Return the numbers of the best `count` trials that have not failed, best first; equally good
+    trials are sorted by number."""
     sign = 1 if better == "lower" else -1
     finite_values = {number: value for number, value in values.items() if is_finite(value)}
     return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
@@ -77,7 +77,7 @@ def usable_result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection
 
 def choose_next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
     """Return the next job: the continuation of a good trial, else a new trial, or None if all
-    trials have started. `values`: the known results."""
+    trials have started. `values`: metric of each finished job."""
     for rung in reversed(range(sweep.rungs - 1)):
         results = {job.trial: values[job] for job in jobs if job.rung == rung and job in values}
         continued = {job.trial for job in jobs if job.rung > rung}

@@ -16,8 +16,8 @@ class Stop(Document):
 
 
 class Decision(Document):
-    """jobs/NUMBER.json: the next job of a trial, with the settings of a new trial; or the end of
-    the sweep."""
+    """jobs/NUMBER.json: the next job, with the settings if its trial is new; or the end of the
+    sweep."""
 
     trial: int | None = Field(default=None, ge=0)
     rung: int | None = Field(default=None, ge=0)
@@ -43,7 +43,7 @@ class Failure(Document):
 
 
 class TrialModel(Document):
-    """model.json of a trial, as far as the sweep compares it."""
+    """The fields of a trial's model.json that the sweep reads."""
 
     sha256: str
     step: int = Field(ge=0)
@@ -59,6 +59,6 @@ class Validation(RootModel[dict[str, float | None]]):
 class Seconds(
     RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")], float]]
 ):
-    """seconds/PROCESS.json: the seconds that a process has used, by TRIAL/RUNG."""
+    """seconds/PROCESS.json: the seconds that a process has used for each TRIAL/RUNG."""
 
     model_config = ConfigDict(strict=True)

@@ -1,6 +1,7 @@
 """Chooses the settings of a new trial with a sampler of Optuna.
 
-Each call creates a new Optuna study from the previous trials, so that no other state exists.
+Each call creates a new Optuna study from the previous trials, so that the sampler keeps no state
+between calls.
 """
 
 import json
@@ -103,7 +104,8 @@ def _make_sampler(
     if sweep.sampler == "random":
         return RandomSampler(seed)
 
-    # running trials count as bad (constant_liar), so that the next trials differ from them
+    # constant_liar: the sampler assumes bad values for running trials, so that the next trials
+    # differ from them
     return TPESampler(
         seed=seed,
         n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)),

@@ -6,8 +6,9 @@
     ROOT/trials/7/checkpoints/         its checkpoints
     ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
 
-A decision depends only on previous decisions and their results. A pod writes a decision, unless it
-exists, before it acts on it. So any pod may make a decision again at any time.
+A decision depends only on previous decisions and their results. Before a pod acts on a decision, it
+writes the decision to the object store, unless another pod has written it. So the result is the
+same if any pod makes a decision again at any time.
 """
 
 import time
@@ -31,10 +32,11 @@ from rekindle.training.sweep.sweep_config import LOSS, Settings, Sweep
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "search"  # folder below the name of the workflow
+FOLDER = "search"  # folder of the sweep, below the folder with the name of the workflow
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
-# time after which another pod takes over a job; a restarted pod continues its job earlier
+# time without progress after which another pod takes over a job; if its own pod restarts earlier,
+# that pod continues it
 TAKEOVER_TIMEOUT_S = 300.0
 D = TypeVar("D", bound=BaseModel)
 
@@ -86,7 +88,7 @@ class Study:
 
     @property
     def budget_stop(self) -> dict[str, Any] | None:
-        """The hours that ended the sweep because of its budget, or None."""
+        """The used, expected and allowed hours, if the budget has ended the sweep; else None."""
         return next((record["stop"] for record in self.records if "stop" in record), None)
 
     def output_prefix(self, trial: int, rung: int) -> str:
@@ -201,8 +203,8 @@ class Study:
                     self._append_record({"stop": reason})
                     return None, -1
 
-            # a running job leads to at most one further job, which its pod can train; finished
-            # results that no decision has used may lead to more jobs
+            # the pod of a running job can train the one further job that its result may lead to;
+            # finished results that no decision has used may lead to more jobs
             unused = any(
                 job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :]
             )
@@ -212,7 +214,8 @@ class Study:
         if all(job in values for job in jobs):
             return halving.choose_final_job(sweep, jobs, values), len(jobs)
 
-        # the pod that finishes the last job decides if the best trial continues
+        # another pod still trains, and the pod that finishes the last job decides whether the best
+        # trial continues
         return None, len(jobs)
 
     def _make_record(
@@ -288,8 +291,8 @@ class Study:
         return {}
 
     def read_result(self, job: Job) -> dict[str, Any] | None:
-        """Read the result of a job: value, steps and sha256, or `why` it failed; None while it is
-        missing."""
+        """Read the result of a job: value, steps and sha256, or the reason (`why`) for its failure;
+        None while no result exists."""
         output = self.output_prefix(job.trial, job.rung)
         metric = self.sweep.metric
 

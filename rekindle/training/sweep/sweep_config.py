@@ -171,7 +171,7 @@ class Sweep(Section):
 
     @property
     def decision_lag(self) -> int:
-        """Number of successive decisions that do not know each other's results."""
+        """Number of successive decisions that are made without each other's results."""
         return self.lag or math.ceil(self.trial_count / 3)
 
     @property
@@ -180,7 +180,7 @@ class Sweep(Section):
         return min(self.parallel, self.decision_lag, self.trial_count)
 
     def step_share(self, rung: int) -> float:
-        """Return the share of the steps of a complete training after which trials reach `rung`."""
+        """Return the fraction of a complete training's steps after which trials reach `rung`."""
         return float(self.reduction) ** (rung + 1 - self.rungs)
 
     def check(self, train: "TrainConfig", model: BaseModel) -> None:

@@ -1,5 +1,5 @@
-"""Trains the trials of one pod, one after the other. Each runs in a process that is forked after
-the import of torch.
+"""Trains the trials of one pod, one after the other. Each trial runs in a process that is forked
+after the import of torch.
 
 After a restart of the pod, the interrupted trial continues from its checkpoint.
 """
@@ -25,7 +25,7 @@ from rekindle.training.sweep.halving import Job, Trial
 from rekindle.training.sweep.study import Study
 from rekindle.training.sweep.sweep_config import Settings
 
-OBJECTIVE_METRIC = "objective"  # metric of a trial's MLflow run
+OBJECTIVE_METRIC = "objective"  # name of the metric in a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time between two records of the seconds that a trial has used
 MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as failed
 T = TypeVar("T")
@@ -45,7 +45,8 @@ def train_trials(
 
     Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
     """
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)  # without a handler, PID 1 ignores SIGTERM
+    # install a handler, because without one, PID 1 ignores SIGTERM
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     notice.start_polling_process()
     process = f"{pod}-{uuid.uuid4().hex[:8]}"
     seconds = dict[Job, float]()
@@ -139,14 +140,14 @@ def _train_trial(
 
     from rekindle.training.worker import run_worker
 
-    # the parent uses the connections of its own store
+    # create a new Store, because the parent process uses the connections of its own
     study = Study(Store.from_env(), study.root, study.sweep)
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
 
     try:
         run_worker(make_training_spec(study, trial, rung, shared_inputs, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:
-        # errors whose cause is the settings of the trial
+        # these errors are caused by the settings of the trial
         say(f"trial {trial.number} failed: {error}")
         study.record_failure(trial.number, rung, str(error))
 
@@ -191,7 +192,7 @@ def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    # blocked until the handler below is installed
+    # SIGTERM is blocked until the handler below is installed
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     pid = os.fork()

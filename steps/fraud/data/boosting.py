@@ -1,10 +1,10 @@
-"""Gradient boosting on the features of single transactions: an input of the transformer, and its
-baseline.
+"""Gradient boosting on the features of single transactions; its output is an input of the
+transformer, and the baseline for the transformer.
 
 `prepare` fits trees on the training rows, and their log-odds become a feature (BOOSTED). The
 transformer adds the history of the card. Trees are overconfident on the rows that they were fitted
-on, and the transformer would learn to trust them too much. So training rows are scored by trees
-that were fitted on other cards (cross-fitting), and later rows by trees fitted on all cards.
+on, and the transformer would learn to trust them too much. So trees that were fitted on other cards
+score the training rows (cross-fitting), and trees that were fitted on all cards score later rows.
 """
 
 import io
@@ -22,10 +22,10 @@ from steps.fraud.data.features import Floats
 from steps.fraud.data.transactions import UNKNOWN, Ints
 
 BOOSTED = "boosted"
-FOLDS = 2  # number of groups of cards
+FOLDS = 2  # number of folds, which are groups of cards, for cross-fitting
 # approximate maximum number of genuine rows to fit on; more rows take longer and change little
 MAX_GENUINE_ROWS = 300_000
-BINS = 250  # number of bins per feature; scikit-learn allows 255
+BINS = 250  # number of histogram bins per feature; scikit-learn allows at most 255
 BOOSTING_SETTINGS: dict[str, Any] = {
     "learning_rate": 0.05,
     "max_iter": 200,
@@ -40,16 +40,16 @@ LEAF_SCALE = 2.0**20
 
 @dataclass(frozen=True)
 class Trees:
-    """Decision trees as arrays [trees, nodes]. Node 0 is the root; the children of a leaf are the
-    leaf itself."""
+    """Decision trees, stored as arrays of shape [trees, nodes]. Node 0 is the root; the children of
+    a leaf are the leaf itself."""
 
     feature: NDArray[np.intp]
     threshold: Floats  # a row goes left if its feature is at most the threshold
     left: NDArray[np.intp]
     right: NDArray[np.intp]
     value: NDArray[np.float64]  # log-odds of a leaf; 0 in all other nodes
-    bias: NDArray[np.float64]  # shape []: log-odds that are added to the sum of the leaves
-    depth: NDArray[np.intp]  # shape []: depth of the deepest tree
+    bias: NDArray[np.float64]  # log-odds that are added to the sum of the leaf values; shape []
+    depth: NDArray[np.intp]  # depth of the deepest tree; shape []
 
     def score(self, table: Floats) -> Floats:
         """Return the log-odds of fraud (float32 [n]) for the features `table` [n, F]. This is fast
@@ -111,7 +111,7 @@ class Sample:
         self.pieces.append((table[keep], labels[keep], cards[keep]))
 
     def fit(self) -> "Boosting":
-        """Fit trees for the cards of each fold, and trees for later rows."""
+        """Fit trees that score the cards of each fold, and trees that score later rows."""
         table, labels, cards = (np.concatenate(column) for column in zip(*self.pieces, strict=True))
         if len(np.unique(labels)) < 2:
             raise DataError(
@@ -166,8 +166,8 @@ class Boosting:
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread. More threads would change sums of gradients, and slow down
-    other processes by busy waiting."""
+    """Limit libraries to one thread. With more threads, the sums of gradients would change, and
+    busy waiting would slow down other processes."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -193,7 +193,8 @@ def _fit(codes: Ints, labels: object, weight: object, edges: list[Floats]) -> An
     for [predictor] in model._predictors:
         nodes = predictor.nodes
         inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
-        cuts = nodes["num_threshold"][inner_nodes].astype(int)  # a threshold lies between two codes
+        # a threshold lies between two bin numbers; take the lower one
+        cuts = nodes["num_threshold"][inner_nodes].astype(int)
         features = nodes["feature_idx"][inner_nodes]
         nodes["num_threshold"][inner_nodes] = [
             edges[f][c] for f, c in zip(features, cuts, strict=True)

@@ -14,15 +14,17 @@ from steps.fraud.fraud_config import Columns
 Floats = NDArray[np.float64]
 HOUR = DAY // 24
 WEEK = 7  # days
-MIN_ROWS = 20  # minimum number of rows of a day to warn about it
+MIN_ROWS = 20  # minimum number of rows that a day must have to be warned about
 MAX_CHANCE = 1e-6  # maximum probability of a constant day that counts as a break
-MIN_NEW_IDS = 0.6  # minimum share of rows with a new id on a day of new ids
-MAX_USUAL_NEW_IDS = 0.3  # maximum share of rows with a new id in the week before such a day
-MIN_GENUINE_RATIO = 1.6  # minimum factor between the genuine rows of two fortnights
-MIN_SHARE_RATIO = 1.3  # minimum factor between the fraud shares of these fortnights
-# maximum share of expected frauds with labels in the newest week, relative to earlier weeks
+MIN_NEW_IDS = 0.6  # minimum fraction of rows with a new id on a day that counts as a break
+MAX_USUAL_NEW_IDS = 0.3  # maximum fraction of rows with a new id in the week before such a day
+MIN_GENUINE_RATIO = 1.6  # minimum ratio of the numbers of genuine rows in two successive fortnights
+MIN_SHARE_RATIO = 1.3  # minimum ratio of the fractions of frauds in the two fortnights
+# warn if the ratio of labelled to expected frauds in the newest week is at most this fraction of
+# the ratio in earlier weeks
 MAX_LABELLED_SHARE = 0.85
-MIN_Z = 4  # minimum distance from the expected frauds, in standard deviations
+# minimum distance of the labelled frauds from the expected frauds, in standard deviations
+MIN_Z = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def new_ids(rows: Rows, columns: Columns) -> list[str]:
         before = _mean_before(new)
         known = (1 - new) * days.size
         is_break = (new >= MIN_NEW_IDS) & (before < MAX_USUAL_NEW_IDS) & (days.size >= MIN_ROWS)
-        # new customers do not reduce the rows with known ids
+        # the number of rows with known ids must drop, too: additional new customers do not reduce
+        # it
         is_break &= known < _mean_before(known) / 2
 
         found = np.flatnonzero(is_break)
@@ -104,7 +107,7 @@ def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
 
 
 def _share_of_new(ids: Ints, days: Days) -> Floats:
-    """Return, for each day, the share of rows whose id does not occur on earlier days."""
+    """Return, for each day, the fraction of rows whose id does not occur on earlier days."""
     day = np.repeat(np.arange(len(days.size)), days.size)
     is_new = pl.DataFrame({"id": ids, "day": day}).select(
         pl.col("day").first().over("id") == pl.col("day")
@@ -137,7 +140,7 @@ def missing_genuine_rows(labelled: Rows) -> list[str]:
     middle = np.arange(WEEK, count - WEEK + 1)
     start = np.maximum(middle - 2 * WEEK, 0)
     end = np.minimum(middle + 2 * WEEK, count)
-    # [genuine rows, frauds] per day, for each of `middle`
+    # mean numbers per day of [genuine rows, frauds], before and after each day in `middle`
     before = (sums[:, middle] - sums[:, start]) / (middle - start)
     after = (sums[:, end] - sums[:, middle]) / (end - middle)
 
@@ -184,7 +187,7 @@ def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) 
 def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
     """Return a sentence if labels of frauds are missing in the week before `end`.
 
-    `sums`: sum of the results of `sum_labels`.
+    `sums`: the results of `sum_labels` for all parts of the data, added up.
     """
     expected, labelled, variance = sums.T
     if not (expected.all() and labelled[1]):

@@ -75,7 +75,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
-        # columns with a time zone store UTC
+        # polars stores the values of columns with a time zone in UTC
         return column.dt.epoch("us")
     if column.dtype.is_numeric():
         return _to_epoch_microseconds(column, time_format)
@@ -97,7 +97,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if time_format:
         return _parse(text, time_format)
 
-    # only ISO 8601, because polars would guess the order of day and month in 01/02/2024
+    # parse only ISO 8601, because polars would guess the order of day and month in 01/02/2024
     iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")

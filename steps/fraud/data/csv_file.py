@@ -81,8 +81,8 @@ def _decode(file: Path, encoding: str) -> str:
 
 
 def _detect_separator(header: str, expected_columns: set[str]) -> str:
-    """Return the separator with which the header has the most expected columns and, if several
-    have, the most columns."""
+    """Return the separator with which the header has the most expected columns and, among equals,
+    the most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))

@@ -2,8 +2,9 @@
 
 A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions
 of the card, and the transactions of the terminal in (t - delay - 30 days, t - delay], whose labels
-are known at t. So a server can compute a feature with the same code from a bounded history. A
-feature does not depend on the order of transactions of a card (or terminal) at the same time.
+are known at t. So a server can compute each feature with the same code from a history of limited
+length. A feature does not depend on the order of transactions of a card (or terminal) at the same
+time.
 
 Sums over a window are differences of running sums of integers (cents, counts), so they do not
 depend on chunks or threads.
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from steps.fraud.data.transactions import DAY, Ints, Rows, first_rows_of_groups
 
-WINDOWS = (1, 7, 30)  # lengths of windows, in days
+WINDOWS = (1, 7, 30)  # lengths of the time windows of features, in days
 HABIT_ROWS = 50  # number of transactions of the card that define its habits
 
 RAW_NAMES = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
@@ -55,7 +56,7 @@ def lookback_days(delay_days: int) -> int:
 def card_features(
     rows: Rows, names: Names = NAMES, row_indices: Ints | None = None
 ) -> dict[str, Column]:
-    """Compute the features CARD_NAMES (all, or at least those in `names`).
+    """Compute the features CARD_NAMES: all of them, or at least those in `names`.
 
     `rows` must contain all rows of each card, sorted by (card, time, id). With `row_indices`,
     return the features of these rows only.
@@ -101,8 +102,8 @@ def card_features(
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compare the amount, and the highest recent amounts, with the median of the card's recent
-    amounts."""
+    """Compute features that compare the amount, and the card's highest recent amounts, with the
+    median of the card's recent amounts."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
         column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
@@ -139,7 +140,7 @@ def _compare_amounts(
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute the features TERMINAL_NAMES (all, or at least those in `names`).
+    """Compute the features TERMINAL_NAMES: all of them, or at least those in `names`.
 
     `rows` must contain all rows of each terminal, sorted by (terminal, time, id).
     """
@@ -180,7 +181,8 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
 def matrix(columns: dict[str, Column], names: Names) -> Floats:
     """Return the columns `names` as one array: float32 [n, len(names)]."""
     result = np.empty((len(columns[names[0]]), len(names)), np.float32)
-    for start in range(0, len(result), 1 << 14):  # blocks of rows stay in the CPU cache
+    # rows are processed in blocks that fit into the CPU cache
+    for start in range(0, len(result), 1 << 14):
         block = slice(start, start + (1 << 14))
         for column, name in enumerate(names):
             result[block, column] = columns[name][block]
@@ -224,7 +226,8 @@ def _stable_order(group: Ints) -> Ints:
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:
-    """Yield slices of about `size` over sorted `groups` that contain only complete groups."""
+    """Divide the sorted `groups` into slices of about `size` rows, each with complete groups
+    only."""
     start = 0
     while start < len(groups):
         last = groups[min(start + size, len(groups)) - 1]
@@ -234,8 +237,8 @@ def chunks(groups: Ints, size: int) -> Iterator[slice]:
 
 
 def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
-    """Return (index, first row of the group, position on a common time line) of rows sorted by
-    (group, time).
+    """For rows sorted by (group, time), return (index, first row of the group, position on a common
+    time line).
 
     The time line joins the times of all groups: gaps longer than `reach`, and gaps between groups,
     are shortened to just over `reach`. So one binary search finds the starts of windows in all
@@ -249,7 +252,7 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _running_sum(values: NDArray[np.integer | np.bool_]) -> Ints:
-    """Return the sums of the first 0, 1, ... n values."""
+    """Return the running sums of the values: the sums of the first 0, 1, ..., n values."""
     result = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=result[1:])
     return result

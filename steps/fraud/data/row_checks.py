@@ -19,10 +19,10 @@ COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a numb
 COLUMN_TYPES["time"] = "a timestamp"
 COLUMN_TYPES["amount"] = "a number"
 COLUMN_TYPES["fraud"] = "0, 1 or nothing"
-# text ids that are numbers, see `transactions.identity`
+# pattern of the text ids that are numbers, see `transactions.identity`
 INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
 MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
-MAX_AMOUNT = 1e9  # a larger amount is probably in another unit
+MAX_AMOUNT = 1e9  # maximum amount; a larger one is probably in another unit
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def check(
         is_valid = reason.is_null()
 
     ids = converted["id"]
-    if not (is_valid.all() and (ids.diff() > 0).all()):  # ascending ids are unique
+    # strictly ascending ids are unique, so duplicates need no further check
+    if not (is_valid.all() and (ids.diff() > 0).all()):
         is_duplicate = ~ids.set(~is_valid, None).is_first_distinct() & is_valid
         reason = reason.set(is_duplicate, "id seen before")
         is_valid = reason.is_null()

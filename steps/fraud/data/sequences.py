@@ -2,9 +2,9 @@
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card
 overlap by `OVERLAP`. Each transaction counts for the loss in a single window, after at least
-`OVERLAP` earlier transactions if the card has them. The first days of the data (before
-`train_start`) only give context. All shards are mapped into one memory region, so a batch is one
-gather over any number of shards.
+`OVERLAP` earlier transactions if the card has them. Transactions before `train_start`, in the first
+days of the data, are only context for later ones. All shards are mapped into one memory region, so
+a batch is one gather over any number of shards.
 """
 
 import ctypes
@@ -69,8 +69,8 @@ class Rows:
         ]
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """Return the features [B, length, F] of `length` rows from each offset in `starts`, across
-        cards."""
+        """Return the features [B, length, F] of the `length` rows from each offset in `starts` on,
+        even if they belong to several cards."""
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
     def boosted(self, index: Ints) -> NDArray[np.float64]:
@@ -105,7 +105,8 @@ class TrainingWindows:
             )
 
         start, low, high = _windows(rows.first, counted)
-        # separate columns: gathering numbers is several times faster than gathering short rows
+        # offsets, starts and masks are separate columns, because gathering numbers is several times
+        # faster than gathering short rows
         self.offsets = torch.from_numpy(rows.offsets[start])
         self.start = torch.from_numpy(start)
         self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
@@ -134,15 +135,15 @@ def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
 
 
 def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Arrange windows of SCORED rows so that each of `rows` (ascending) is preceded by at least
-    CONTEXT rows of its card, or by all of them.
+    """Arrange windows of SCORED rows so that in its window, each of `rows` (ascending) is preceded
+    by at least CONTEXT earlier rows of its card, or by all that exist.
 
     `first`: for each row, the first row of its card. Returns (starts of windows; window of each of
     `rows`; position of each of `rows` in its window).
     """
     origin = rows[
         first_rows_of_groups(first[rows])
-    ]  # for each of `rows`, the first of `rows` of its card
+    ]  # for each of `rows`, the first one of `rows` that belongs to the same card
     block = (rows - origin) // (SCORED - CONTEXT)
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)

@@ -10,8 +10,8 @@ terminal=[..], amount=[..])`), and `history` are the transactions since the end 
 the client sends with the labels that it knows (fraud=0 if a label is unknown; labels within the
 delay are not used). Window b contains the features (columns `state.features`) of the last `length`
 transactions of the card up to the b-th new row: oldest first, the new row at position lengths[b] -
-1, then zeros. With complete history, the values equal the features that `prepare` computes, because
-the code is the same. Calls keep no state and may run in parallel threads.
+1, then zeros. If the history is complete, the values equal the features that `prepare` computes,
+because the code is the same. Calls store no state, so they may run in parallel threads.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ from steps.fraud.data.transactions import DAY, Ints, Rows, format_instant
 from steps.fraud.data.transactions import NAMES as COLUMNS
 from steps.fraud.fraud_config import CONTEXT
 
-TRAINED = "trained.npz"  # name of a file in the state of a refreshed release, see `load_trained`
+# file in the state of a refreshed release with the log-odds of the last training rows, see
+# `load_trained`
+TRAINED = "trained.npz"
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
@@ -46,7 +48,7 @@ def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
     `rows`: all rows of complete cards, sorted by (card, time, id).
     """
     is_past = rows.time < train_end
-    # index after the last row of the card
+    # for each row, the index after the last row of its card
     last = np.searchsorted(rows.card, rows.card, side="right")
     later = np.append(0, np.cumsum(~is_past))
     from_end = last - np.arange(len(rows)) - (later[last] - later[np.arange(len(rows))])
@@ -98,14 +100,14 @@ def load_trained(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class State:
-    """The transactions that a server needs from before the end of training, sorted by card and by
+    """The transactions before the end of training that a server needs, sorted by card and also by
     terminal."""
 
     rows: Rows  # sorted by (card, time, id)
     table: Floats  # features of the rows: float32 [n, F]
     trees: Trees
     by_terminal: Ints  # indices of the rows, sorted by (terminal, time, id)
-    terminals: Ints  # terminals in the order of `by_terminal`
+    terminals: Ints  # terminal of each row, in the order of `by_terminal`
     features: tuple[str, ...]
     train_end: int  # µs since the epoch
     label_delay_days: int
@@ -146,8 +148,8 @@ class State:
     def windows(
         self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1
     ) -> tuple[Floats, Ints]:
-        """Return (float32 [B, length, F], int64 [B]), as the module docstring describes, in the
-        order of new rows.
+        """Return the windows (float32 [B, length, F]) and their lengths (int64 [B]), as the module
+        docstring describes, in the order of the new rows.
 
         Raises DataError if a new transaction is older than the state, or two new transactions of a
         request have the same id.
@@ -166,7 +168,7 @@ class State:
         rows = Rows.concat([self.rows[past], later[of_cards]])
         rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        # positions in `order` of the requests' rows, which are later than the state
+        # positions in `order` of the rows of the requests, as opposed to rows of the state
         later_rows = np.argsort(order)[len(past) :]
         columns = card_features(rows[order], row_indices=later_rows)
         columns.update(self._terminal_columns(later, request, of_cards))
@@ -192,8 +194,9 @@ class State:
 
         if (new.time < self.train_end).any():
             raise DataError(
-                f"a transaction of {format_instant(new.time.min())} UTC is older than the end of the state"
-                f" of this model, {format_instant(self.train_end)} UTC: only later transactions can be"
+                f"a transaction of {format_instant(new.time.min())} UTC is older than the end of"
+                f" the state of this model, {format_instant(self.train_end)} UTC: only later"
+                " transactions can be"
                 " scored."
             )
 
@@ -225,7 +228,7 @@ class State:
 
 
 def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
-    """Number the pairs of request and id.
+    """Give each pair of request and id a number.
 
     Return (numbers, unique ids); number % len(unique ids) is the index of the id.
     """
@@ -234,8 +237,8 @@ def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
 
 
 def _find_members(groups: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """Return (indices of the members of all `chosen` groups in the sorted `groups`; sizes of the
-    groups)."""
+    """Return the indices, in the sorted `groups`, of the members of all `chosen` groups, and the
+    sizes of these groups."""
     start = np.searchsorted(groups, chosen)
     sizes = np.searchsorted(groups, chosen, side="right") - start
     return np.repeat(start - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes

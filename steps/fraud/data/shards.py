@@ -1,5 +1,5 @@
-"""The dataset on disk for training, evaluation and serving. `write_dataset` writes it, sequences.py
-reads it.
+"""The dataset on disk for training, evaluation and serving. `write_dataset` writes the dataset, and
+sequences.py reads it.
 
     dataset.json           the facts below
     shards/NAME-00000.npy  column NAME (see ARRAYS), sorted by (card, time, id), with complete cards
@@ -47,7 +47,7 @@ from steps.fraud.fraud_config import Data
 # columns of a shard of n rows, and their types
 ARRAYS = {
     "features": np.float32,  # shape [n, F]
-    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (UNKNOWN): not known yet
+    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (UNKNOWN): label not known yet
     "scenarios": np.uint8,  # kind of fraud; 0: genuine or not known
     "times": np.int64,  # µs since the epoch
     "cards": np.int64,
@@ -56,7 +56,8 @@ ARRAYS = {
 
 
 ROW_BYTES = 250  # approximate bytes of a transaction in the dataset
-WARM_UP = 14 * DAY  # time before `train_start`, but at most a quarter of the training time
+# time from the first row to `train_start`, at most a quarter of the training time
+WARM_UP = 14 * DAY
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:
@@ -77,7 +78,8 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
     days = {name: format_day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
-    # the order of the source does not change the dataset, so it is not a fact of the dataset
+    # `was_sorted` is only a tag and no fact of the dataset, because the order of the source does
+    # not change the dataset
     tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
     share = facts["train_frauds"] / facts["train_rows"]
     newest = format_utc(facts["last_time"])
@@ -168,7 +170,7 @@ class _Moments:
 
     def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
         self.count += int(mask.sum())
-        # blocks of rows stay in the CPU cache
+        # rows are processed in blocks that fit into the CPU cache
         for start in range(0, len(table), 4096):
             block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
             self.sums += block.sum(0)
@@ -200,7 +202,8 @@ def _select_days(rows: Rows, data: Data) -> Rows:
 
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day"
-            f" ({data.last_day}); the data is from {format_day(rows.time[0])} to {format_day(rows.time[-1])}."
+            f" ({data.last_day}); the data is from {format_day(rows.time[0])} to"
+            f" {format_day(rows.time[-1])}."
             f" {remedy}"
         )
 
@@ -223,7 +226,7 @@ def labels_end(rows: Rows, data: Data) -> int:
 
 
 def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
-    """Return the test weeks, the end of training, and counts, as facts.
+    """Return the test weeks, the end of training, and numbers of rows, as facts of the dataset.
 
     Raises DataError if there is too little data.
     """
@@ -253,8 +256,9 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
             f"nothing to learn from: {facts['train_rows']:,} transactions with"
-            f" {facts['train_frauds']:,} frauds before {format_day(train_end)}, where training ends (data"
-            f" from {format_day(rows.time[0])} to {format_day(rows.time[-1])}, less {data.test_weeks} test weeks"
+            f" {facts['train_frauds']:,} frauds before {format_day(train_end)}, where training"
+            f" ends (data from {format_day(rows.time[0])} to {format_day(rows.time[-1])}, less"
+            f" {data.test_weeks} test weeks"
             f" and, before and after them, {data.label_delay_days} days until labels are known)."
             " Give more data, or lower data.test_weeks."
         )
@@ -281,7 +285,7 @@ def last_full_day(time: NDArray[np.int64]) -> int:
         - np.arange(last - 7, last + 1) * DAY
     )
 
-    # negative values belong to days without transactions
+    # omit negative values, which belong to days without transactions
     usual = ends[:-1][ends[:-1] >= 0]
     if not len(usual) or ends[-1] >= usual.min() - DAY // 24:
         return last

@@ -7,12 +7,13 @@
 An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et
 al.): a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a
 compromised terminal are frauds for 28 days; (3) for 14 days, a third of the payments of a leaked
-card are frauds, with 5 times the amount. Smaller worlds have the same density and share of frauds.
+card are frauds, with 5 times the amount. Smaller worlds have as many terminals near each card, and
+the same fraction of frauds.
 
-`takeovers` adds a fourth kind: the fraudster of a card tries it with a tiny amount, then makes
-several payments within hours, of amounts that are usual for the card, at any terminals. Each
-payment alone looks genuine. `takeovers` is the number per 1,000 cards and day; the default, 0,
-keeps to the rules of the handbook.
+`takeovers` adds a fourth kind of fraud: a fraudster tries a card with a tiny payment, and within
+hours makes several payments at any terminals, whose amounts are usual for the card. Each payment
+alone looks genuine. `takeovers` is the number of takeovers per 1,000 cards and day; the default is
+0, as in the handbook.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from steps.fraud.data.transactions import DAY
 class Payments:
     """Payments as columns of equal length, sorted by card and day."""
 
-    slot: NDArray[np.int64]  # number of the card and the day: card * days + day
-    second: NDArray[np.int64]  # second of the day
+    slot: NDArray[np.int64]  # one number for the card and the day: card * days + day
+    second: NDArray[np.int64]  # time of the payment, in seconds since midnight
     terminal: NDArray[np.int64]
     amount: NDArray[np.float64]
 
@@ -39,14 +40,15 @@ class Payments:
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 SIDE = 100  # side length of the square with all cards and terminals
-# distance to a card's farthest terminals, times sqrt(terminals); gives about 78 terminals per card
+# distance from a card to its farthest terminals, times sqrt(number of terminals), so that a card
+# has about 78 terminals
 RADIUS = 500
 TERMINAL_FRAUDS_A_DAY = 2 / 10_000
 TERMINAL_DAYS = 28
 CARD_FRAUDS_A_DAY = 3 / 5_000
 CARD_DAYS = 14
-TAKEOVER = 4  # number of the scenario
-# payments of a takeover, and seconds between two of them
+TAKEOVER = 4  # number of the fraud scenario `takeover`
+# ranges of the number of payments of a takeover, and of the seconds between two of these payments
 TAKEOVER_PAYMENTS = (4, 8)
 TAKEOVER_GAP = (300, 3600)
 # lowest and highest amount of the first payment of a takeover, which tries the card
@@ -101,7 +103,7 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
 
 
 def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an amount of a card with each of the mean amounts `mean`."""
+    """For each mean amount in `mean`, draw the amount of one payment of a card with this mean."""
     amount = rng.normal(mean, mean / 2)
     return np.where(amount < 0, rng.uniform(0, 2 * mean), amount).round(2)
 
@@ -109,8 +111,8 @@ def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArra
 def _find_terminals(
     home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (terminals near each card, concatenated for all cards; start of each card in this
-    list)."""
+    """Return the terminals near each card, concatenated for all cards, and the position in this
+    list where each card starts."""
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
@@ -167,7 +169,8 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
     slot = np.repeat(rng.integers(0, world.cards * world.days, count), size)
     is_first = np.diff(np.repeat(np.arange(count), size), prepend=-1) > 0
     elapsed = np.cumsum(rng.integers(*TAKEOVER_GAP, len(slot)))
-    latest_start = 86_400 - TAKEOVER_PAYMENTS[1] * TAKEOVER_GAP[1]  # all payments are on one day
+    # all payments of a takeover are on one day
+    latest_start = 86_400 - TAKEOVER_PAYMENTS[1] * TAKEOVER_GAP[1]
     second = elapsed + np.repeat(rng.integers(1, latest_start, count) - elapsed[is_first], size)
     amount = _draw_amounts(rng, mean[slot // world.days])
     amount[is_first] = rng.uniform(*TRIAL_AMOUNT, count).round(2)
@@ -175,5 +178,5 @@ def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64])
 
 
 def _count_events(rate: float, day: int) -> int:
-    """Return a whole number of events on `day`, whose average over many days is `rate`."""
+    """Return the number of events on `day`: an integer whose average over many days is `rate`."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

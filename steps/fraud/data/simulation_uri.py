@@ -18,7 +18,8 @@ class World(Section):
     terminals: int = Field(1400, ge=1)
     days: int = Field(91, ge=1)
     start: date = date(2024, 1, 1)
-    takeovers: float = Field(default=0, ge=0, le=1000)  # of accounts, per 1,000 cards and day
+    # number of card takeovers per 1,000 cards and day
+    takeovers: float = Field(default=0, ge=0, le=1000)
 
 
 def parse(uri: str) -> World:

@@ -143,8 +143,8 @@ def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
 
 
 def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
-    """Return {name of a column → its name in the source}. Raises DataError that names all missing
-    columns."""
+    """Return a dict: name of a column in this workload → its name in the source. Raises DataError
+    that names all missing columns."""
     configured: dict[str, str] = columns.model_dump()
     missing = {
         name: source_name for name, source_name in configured.items() if source_name not in names

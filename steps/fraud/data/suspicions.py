@@ -8,12 +8,14 @@ from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_val
 from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
 from steps.fraud.fraud_config import Columns
 
-STRAY_GAP = 30 * DAY  # minimum time between all other rows and a few stray rows after them
-MAX_STRAYS = 0.001  # maximum share of stray rows
-MAX_DUPLICATES = 0.001  # maximum share of rows that equal another row except for their id
-MAX_FRAUD_SHARE = 0.03  # maximum share of frauds; of card payments, fewer than 1% are frauds
-MIN_LEAK_SHARE = 0.8  # minimum share of the frauds that a leaking column identifies
-MIN_FRAUDS = 10  # minimum number of frauds to look for leaking columns
+STRAY_GAP = 30 * DAY  # minimum gap between the other rows and a few later rows that count as stray
+MAX_STRAYS = 0.001  # maximum fraction of rows that can count as stray
+MAX_DUPLICATES = 0.001  # maximum fraction of rows that equal another row except for their id
+# maximum plausible fraction of frauds; fewer than 1% of card payments are frauds
+MAX_FRAUD_SHARE = 0.03
+# minimum fraction of the frauds that a column must identify to count as leaking
+MIN_LEAK_SHARE = 0.8
+MIN_FRAUDS = 10  # minimum number of frauds in the data for the check for leaking columns
 
 
 def strays(time: Ints) -> int:
@@ -126,8 +128,7 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
 
 
 def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of frauds whose value is shared with other frauds, but not with genuine
-    rows."""
+    """Return the fraction of frauds whose value occurs in other frauds, but not in genuine rows."""
     groups = pl.DataFrame({"value": values, "fraud": is_fraud}).group_by("value")
     pure = groups.agg(pl.col("fraud").sum(), rows=pl.len()).filter(
         pl.col("fraud") == pl.col("rows"), pl.col("rows") > 1
@@ -136,8 +137,8 @@ def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
 
 
 def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the share of the frauds among the highest (or lowest) values, if most rows with these
-    values are frauds; otherwise 0."""
+    """Return the fraction of all frauds that have the highest (or lowest) values, if most rows with
+    these values are frauds; otherwise 0."""
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
     return max(

@@ -34,7 +34,7 @@ class Rows:
     card: Ints
     terminal: Ints
     cents: Ints  # amount in cents, rounded
-    fraud: NDArray[np.uint8]  # 1: fraud, 0: genuine, or UNKNOWN
+    fraud: NDArray[np.uint8]  # label: 1 for fraud, 0 for genuine, or UNKNOWN
     scenario: NDArray[np.uint8]  # kind of fraud; 0: genuine or unknown
 
     def __len__(self) -> int:
@@ -61,8 +61,8 @@ class Rows:
         fraud: Any = 0,
         scenario: Any = 0,
     ) -> "Rows":
-        """Create rows from sequences; `amount` in currency units, `time` in µs. A scalar is used
-        for all rows."""
+        """Create rows from sequences; `amount` is in currency units, and `time` in µs since the
+        epoch. A scalar argument is used for all rows."""
         n = len(time)
         return cls(
             *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
@@ -96,7 +96,7 @@ NAMES = tuple(field.name for field in fields(Rows))
 
 
 def first_rows_of_groups(groups: Ints) -> Ints:
-    """Return for each row the index of the first row of its group; the rows of a group are
+    """For each row, return the index of the first row of its group; the rows of a group must be
     contiguous."""
     is_first = np.append(True, groups[1:] != groups[:-1])
     return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))

@@ -92,8 +92,8 @@ class Handler(MultipartRequest):
 
 @dataclass(frozen=True)
 class Route:
-    """An operation. `parameters`: supported query parameters; `has_overrides`: response-* may set
-    headers."""
+    """An operation. `parameters`: supported query parameters; `has_overrides`: query parameters
+    response-* may set response headers."""
 
     action: Callable[[Handler], None]
     parameters: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from rekindle.local.services.s3.values import children, parse_integer, parse_par
 
 
 class MultipartRequest(ObjectRequest):
-    """A request with the operations on multipart uploads, too."""
+    """A request; adds the operations on multipart uploads to those on objects."""
 
     def create_upload(self) -> None:
         self.files.find(self.bucket, self.key)

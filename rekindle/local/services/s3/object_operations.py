@@ -35,7 +35,7 @@ from rekindle.local.services.s3.values import (
 )
 
 MAX_XML_BYTES = 8 << 20  # maximum size of an XML request body
-MAX_ENTRIES = 1000  # of a page of a listing, and of DeleteObjects
+MAX_ENTRIES = 1000  # maximum number of entries in a page of a listing, and in DeleteObjects
 MAX_USER_METADATA_BYTES = 2 << 10
 METADATA_PREFIX = "x-amz-meta-"
 STORED_HEADERS = (
@@ -58,8 +58,8 @@ def format_boolean(value: object) -> str:
 
 
 class ObjectRequest(Request):
-    """A request with the operations on buckets and objects. `fields`: its headers by lower-case
-    name."""
+    """A request with the operations on buckets and objects. `fields`: the request's headers, by
+    lower-case name."""
 
     fields: dict[str, str]
 
@@ -240,7 +240,8 @@ class ObjectRequest(Request):
         self.answer(200, body=xml("DeleteResult", *answers))
 
     def delete_listed(self, item: Mapping[str, str]) -> None:
-        """Delete an object that DeleteObjects lists, with the conditions of its element."""
+        """Delete an object listed in a DeleteObjects request, if the conditions of its XML element
+        hold."""
         key = item["Key"]
         check_key(key)
 
@@ -306,8 +307,8 @@ class ObjectRequest(Request):
     def prepare_copy(
         self, file: BinaryIO, source: Meta, headers: dict[str, str]
     ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
-        """Return the blocks of a copy, and the function that describes it with the checksum that
-        the request names."""
+        """Return the data blocks of a copied object, and a function that returns its metadata with
+        the checksum that the request asks for."""
         content: Content = {"key": self.key, "etag": source["etag"], "headers": headers}
         data = blocks([(file, source["size"])])
 

@@ -106,7 +106,8 @@ class Request(BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def handle_expect_100(self) -> bool:
-        # `receive` sends the status 100: an invalid write is refused before its body is sent
+        # only `receive` sends 100 Continue, so an invalid write is refused before the client sends
+        # its body
         return True
 
     def log_message(self, format: str, *args: object) -> None:
@@ -162,7 +163,7 @@ class Request(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def parse_length(self) -> int:
-        # also if the first of several headers is empty
+        # rejected even if the first of several such headers is empty
         if "transfer-encoding" in self.headers:
             raise S3Error(
                 411,
@@ -301,7 +302,7 @@ class Request(BaseHTTPRequestHandler):
     def answer(
         self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1
     ) -> None:
-        # an unread body would be parsed as the next request
+        # read the rest of the body, which would otherwise be parsed as the next request
         while self.unread_bytes and not self.expects_continue:
             self.unread_bytes -= self.body.readinto(
                 self.buffer[: min(self.unread_bytes, BLOCK_BYTES)]

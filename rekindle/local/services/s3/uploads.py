@@ -2,8 +2,8 @@
 object.
 
 An upload that is neither completed nor aborted ends a week after its start, as a bucket of AWS ends
-it with the lifecycle rule AbortIncompleteMultipartUpload. Its parts are removed when the next
-upload or the server starts.
+it with the lifecycle rule AbortIncompleteMultipartUpload. The parts of such an upload are removed
+when the next upload or the server starts.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Write = Callable[[Iterator[Any], Callable[[int], Content]], Path]
 
 
 class UploadRecord(Document):
-    """The content of RECORD."""
+    """The content of the file RECORD of an upload."""
 
     bucket: str
     key: str
@@ -95,7 +95,8 @@ class Uploads:
         return upload
 
     def find(self, bucket: str, key: str, name: str) -> Upload:
-        """Return an upload to this key. Raises S3Error if it does not exist."""
+        """Return the upload `name` to the object `key`. Raises S3Error if the upload does not
+        exist."""
         if re.fullmatch(r"[0-9a-f]{32}", name):
             upload = self._read(self.folder / name)
         else:

@@ -1,7 +1,7 @@
 """Parse the values of S3 requests: targets, keys, names of buckets, numbers, ranges and dates.
 
-Two spellings name the same object only if S3 says so: a target that is not printable ASCII, an
-incomplete escape, and bytes that are not UTF-8 are refused and not replaced. Sources: AWS, Naming
+Only spellings that S3 treats as equal name the same object: targets with characters that are not
+printable ASCII, incomplete escapes or invalid UTF-8 are refused, not repaired. Sources: AWS, Naming
 Amazon S3 objects; General purpose bucket naming rules; API reference of each operation.
 """
 
@@ -22,7 +22,8 @@ MAX_KEY_BYTES = 1024
 MAX_QUERY_FIELDS = 100
 MAX_PARTS = 10_000
 MAX_COUNT = 2**31 - 1
-TARGET = re.compile(r"/(?:[!\"$&-~]|%[0-9A-Fa-f]{2})*")  # without "#", which starts a fragment
+# excludes "#", which starts a URL's fragment
+TARGET = re.compile(r"/(?:[!\"$&-~]|%[0-9A-Fa-f]{2})*")
 COPY_SOURCE = re.compile(r"/?([^/?]+)/([^?]+)(\?.*)?")
 COPY_SOURCE_TEXT = re.compile(r"(?:[ -$&-~]|%[0-9A-Fa-f]{2})*")
 BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
@@ -45,7 +46,7 @@ RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})|bytes=-([0-9]{1,19})")
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a request. `path`: as it was sent; `pairs`: the query."""
+    """The target of a request. `path`: the path as it was sent; `pairs`: the query parameters."""
 
     path: str
     pairs: list[tuple[str, str]]
@@ -164,7 +165,8 @@ def parse_part_number(text: str) -> int:
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return start and end of a Range header in an object; None if the header is to be ignored."""
+    """Return the start and end of the byte range that a Range header selects from an object; None
+    if the header must be ignored."""
     match = RANGE.fullmatch(text)
     if not match:
         return None
