@@ -123,7 +123,8 @@ class Context:
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """Return the expansion of node `name`, created on first use."""
+        """Return the values that the engine has derived for node `name`; the object is created
+        empty on first use."""
         return self.expansions.setdefault(name, Expansion())
 
     def template_of(self, name: str) -> Template | None:
@@ -135,7 +136,8 @@ class Context:
         return None
 
     def caller(self, node: Node) -> Task:
-        """Return the step, task or hook that called a node's template, which must not be inline."""
+        """Return the step, task or hook that called a node's template. The node must not have an
+        inline template."""
         scope = node.get("templateScope", "")
         name = node.get("templateName", "")
         full_name = name if scope.startswith("local/") else f"{scope}/{name}"

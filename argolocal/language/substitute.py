@@ -24,7 +24,7 @@ STEP_OUTPUTS = re.compile(r"(tasks|steps)(\.|$)")
 ALL = re.compile("")
 
 
-class Tags:
+class TagPattern:
     """Finds tags in a text. The search ends at the last `}}`, because it would otherwise take O(n²)
     for many unclosed `{{`."""
 
@@ -41,13 +41,13 @@ class Tags:
         return self.pattern.sub(value, text[:end]) + text[end:]
 
 
-TAG = Tags()
-EXPRESSION = Tags("=")
+TAG = TagPattern()
+EXPRESSION = TagPattern("=")
 RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
 # control characters that Go's strconv.Quote escapes in a way that is invalid in JSON
-NOT_JSON_IN_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+INVALID_JSON_IF_QUOTED_BY_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
@@ -112,7 +112,7 @@ def replace(
 
 def escape(value: str) -> str:
     """Escape `value` for a JSON string. Raises TemplateError."""
-    if NOT_JSON_IN_GO.search(value):
+    if INVALID_JSON_IF_QUOTED_BY_GO.search(value):
         raise TemplateError(
             "cannot finish template replacement because the result was invalid JSON"
         )

@@ -84,14 +84,14 @@ def apply(
 
 
 def read_template(
-    name: str, kind: str, obj: str, paths: dict[str, str], inputs: tuple[str, ...] = ()
+    name: str, kind: str, object_name: str, paths: dict[str, str], inputs: tuple[str, ...] = ()
 ) -> Resource:
     """Return a template whose outputs are fields of an object, by JSONPath; they are empty if the
     object does not exist."""
     return Resource(
         name=name,
         action="get",
-        flags=[kind, quote_word(obj), "--ignore-not-found"],
+        flags=[kind, quote_word(object_name), "--ignore-not-found"],
         inputs=[Parameter(name=field) for field in inputs],
         outputs=[
             Parameter(name=field, value_from=m.ValueFrom(json_path=path))

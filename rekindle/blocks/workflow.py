@@ -245,8 +245,8 @@ class Pipeline(References):
         return task
 
     def repeat_group(self, evaluation: Block) -> Block:
-        """Add a task that runs the active group again if `judge`, the repeated evaluation, has the
-        verdict `release`; the group then uses the champion of `judge`."""
+        """Add a task that runs the active group again, with the champion of `evaluation`, the
+        repeated evaluation. The task runs only if the verdict of `evaluation` is `release`."""
         dag = self.current_scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}

@@ -307,8 +307,8 @@ class Index:
         return self.copies[key][1]
 
     def write(self, except_keys: Collection[str] = ()) -> None:
-        """If the copies have changed, store them in INDEX_KEY, except those with a key in
-        `except_keys`."""
+        """Store the copies of the cache entries in the object INDEX_KEY, without the entries of
+        `except_keys`. Nothing is written if the object is up to date and `except_keys` is empty."""
         if self.is_outdated or except_keys:
             keys = [key for key in self.etags if key in self.copies and key not in except_keys]
             copies = {

@@ -157,7 +157,7 @@ def _is_own(file: Path) -> bool:
     """Return True if the cache key must cover a file, because it belongs neither to the system nor
     to an installed package or Rekindle."""
     owned = _own_folders(tuple(project.search_path()))
-    others = _other_folders()
+    others = _system_and_package_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
     if not folders:
         return not code.is_installed(file)
@@ -171,7 +171,7 @@ def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
 
 
 @cache
-def _other_folders() -> frozenset[Path]:
+def _system_and_package_folders() -> frozenset[Path]:
     python = (
         sys.prefix,
         sys.base_prefix,

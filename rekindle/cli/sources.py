@@ -109,10 +109,10 @@ def check_paths(config: Any) -> None:
         )
 
 
-def check_training(config: Any, scheduled: str = "") -> None:
+def check_training(config: Any, scheduled_time: str = "") -> None:
     """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload
     cannot be trained."""
     from rekindle.training.rehearsal import check_trainable
 
     check_paths(config)
-    check_trainable(config.model_dump(mode="json"), scheduled)
+    check_trainable(config.model_dump(mode="json"), scheduled_time)

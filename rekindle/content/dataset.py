@@ -134,8 +134,8 @@ def _reject_special_files(files: dict[str, Path], address: str) -> None:
     names = [name for name, path in files.items() if not path.is_file()]
     if names:
         raise DataError(
-            f"{address}: {_join(names)} is not a file: a dataset has only files, links to files,"
-            f" and folders with files. Remove it. Or: {REMEDY}"
+            f"{address}: {_list_file_names(names)} is not a file: a dataset has only files, links"
+            f" to files, and folders with files. Remove it. Or: {REMEDY}"
         )
 
 
@@ -144,13 +144,15 @@ def _reject_other_names(
 ) -> None:
     missing_names = sorted(recorded_files.keys() - files.keys())
     if missing_names:
-        raise DataError(f"{address}: {_join(missing_names)} of {FILE_LIST} is missing. {REMEDY}")
+        raise DataError(
+            f"{address}: {_list_file_names(missing_names)} of {FILE_LIST} is missing. {REMEDY}"
+        )
 
     added_names = sorted(files.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{address}: {_join(added_names)} is not in {FILE_LIST}: it was added after the dataset"
-            f" was prepared. Remove it. Or: {REMEDY}"
+            f"{address}: {_list_file_names(added_names)} is not in {FILE_LIST}: it was added after"
+            f" the dataset was prepared. Remove it. Or: {REMEDY}"
         )
 
 
@@ -176,9 +178,9 @@ def _reject_other_contents(
             )
 
 
-def _join(names: list[str]) -> str:
-    if len(names) > MAX_NAMES:
-        more = f" and {len(names) - MAX_NAMES} more"
+def _list_file_names(file_names: list[str]) -> str:
+    if len(file_names) > MAX_NAMES:
+        more = f" and {len(file_names) - MAX_NAMES} more"
     else:
         more = ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    return ", ".join(file_names[:MAX_NAMES]) + more

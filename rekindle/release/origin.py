@@ -1,8 +1,8 @@
 """The origin of a release: the files that `rekindle reproduce` needs to train the model again.
 
 `origin.json` contains the manifest and the parameters of the run, the digest of its data, the
-packages and the code; `curve.json` contains the exact losses of the training. Both are stored with
-the release, but are not part of its hash.
+packages and the code; `curve.json` contains the exact losses of the training. Both files are stored
+with the release, but the hash of the release does not cover them.
 """
 
 from collections.abc import Mapping

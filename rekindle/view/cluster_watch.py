@@ -59,7 +59,8 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
 
 
 class _RunRefresher:
-    """Shows the newest state of a run, and regularly adds its waiting pods."""
+    """Shows the newest state of a run; every few seconds, looks for waiting pods and shows their
+    steps as Pending."""
 
     def __init__(self, cluster: Cluster, shown: display.RunDisplay) -> None:
         self._cluster = cluster

@@ -23,7 +23,7 @@ from steps.fraud.fraud_config import Data
 
 CHUNK = 4096  # number of rows that the trees score at once
 # number of newest transactions that are sent to the servers to verify their predictions
-SAMPLE = 50
+VERIFIED_TRANSACTIONS = 50
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
@@ -63,7 +63,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     write_arrays(
         out / "state" / serving_state.TRAINED, serving_state.load_trained(release / "state")
     )
-    newest = later[-SAMPLE:]
+    newest = later[-VERIFIED_TRANSACTIONS:]
     columns = zip(
         newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True
     )

@@ -126,14 +126,14 @@ def parse_time(text: str) -> datetime | None:
     return None
 
 
-def identity_tags(manifest: str, code: str) -> dict[str, str]:
+def identity_tags(manifest: str, code_identity: str) -> dict[str, str]:
     """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
     manifest (JSON)."""
     arguments = parse_manifest(manifest)["spec"].get("arguments") or {}
     parameters = arguments.get("parameters") or []
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
     hashes = {tag: values.get(tag.removeprefix(tracking.PREFIX), "") for tag in HASH_TAGS}
-    return {**hashes, tracking.CODE: code}
+    return {**hashes, tracking.CODE: code_identity}
 
 
 def last_scheduled(

@@ -200,8 +200,8 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield (dotted path, value, origin) of every value in the order of the sections, with pods
-        as rendered."""
+        """Yield (dotted path, value, origin) of every value in the order of the sections.
+        `cluster.pods` has every kind of pod, with its defaults and presets applied."""
         values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
         names = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])

@@ -41,7 +41,8 @@ DEPLOYMENT_FIELDS = {
     "generation": "{.metadata.generation}",
     "replicas": "{.spec.replicas}",
 }
-REPLICAS = "tasks.champion.outputs.parameters.replicas"  # pods of the largest earlier Deployment
+# name of the output with the number of pods of the largest earlier Deployment
+REPLICAS = "tasks.champion.outputs.parameters.replicas"
 
 
 def switch_dag(

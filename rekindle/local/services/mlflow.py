@@ -64,7 +64,7 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
     }
 
 
-def confine(destination: str) -> None:
+def confine_artifacts(destination: str) -> None:
     """Restrict MLflow to artifacts below ARTIFACT_ROOT, which are stored in the bucket of
     `destination`.
 
@@ -179,7 +179,7 @@ def main() -> None:
             if str(code).startswith("5"):
                 super().log_request(code, size)
 
-    confine(args.artifacts)
+    confine_artifacts(args.artifacts)
     create_database(args.store)
     initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
     listening_socket = socket.socket(fileno=args.fd)

@@ -182,8 +182,8 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens that the model servers of this home accept; write a file with the
-        header that sends the first token."""
+        """Return the tokens that the model servers of this home accept. Also write the header
+        `Authorization: Bearer TOKEN`, with the first token, to a file for clients."""
         self._make_folder()
         text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # for `curl -H @FILE`: all users of the machine can see the arguments of a command

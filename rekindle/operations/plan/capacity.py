@@ -25,11 +25,15 @@ def find_shortages(
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
     `pods`: by task."""
     lines: list[str] = []
-    for compare in (_node_shortages, _quota_shortages, _queue_shortages):
+    comparisons = {
+        "nodes": _node_shortages,
+        "quotas": _quota_shortages,
+        "queue": _queue_shortages,
+    }
+    for subject, compare in comparisons.items():
         try:
             lines += compare(cluster, pods, peak)
         except ApiError as error:
-            subject = compare.__name__.strip("_")
             lines.append(f"not compared with the {subject} of the cluster: {error}")
 
     return list(dict.fromkeys(lines))

@@ -117,13 +117,13 @@ class Sources:
         if cluster and not self.store and not self.notes:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
-    def former_runs(self, workflow: Mapping[str, Any], prefix: str) -> list[history.FormerRun]:
+    def former_runs(self, workflow: Mapping[str, Any], name_prefix: str) -> list[history.FormerRun]:
         note = self.notes.append
         if not self.cluster:
-            return list(history.read_local_runs(self.home, workflow, prefix, note))
+            return list(history.read_local_runs(self.home, workflow, name_prefix, note))
 
         try:
-            return list(history.read_cluster_runs(self.cluster, workflow, prefix, note))
+            return list(history.read_cluster_runs(self.cluster, workflow, name_prefix, note))
         except RekindleError as error:
             self.notes.append(f"former runs cannot be read: {error}")
             return []

@@ -240,9 +240,9 @@ class Data:
         return path.is_relative_to(POD_PRIVATE) and not path.is_relative_to(self.folder)
 
 
-def _digest_or_empty(place: str) -> str:
+def _digest_or_empty(uri: str) -> str:
     try:
-        return data_digest_or_empty(place)
+        return data_digest_or_empty(uri)
     except RekindleError:
         # a bucket is missing, or the object store is unavailable
         return ""

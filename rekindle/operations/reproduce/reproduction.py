@@ -177,14 +177,14 @@ class Inputs:
             workspace.add_champion(self.store, release, name)
 
 
-def render(workspace: Workspace, folder: Path, config: Mapping[str, Any], *sets: str) -> Manifest:
+def render(workspace: Workspace, project: Path, config: Mapping[str, Any], *sets: str) -> Manifest:
     """Render a config in the project of the commit. Raises ConfigError."""
     file = workspace.folder / "config.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     flags = [f"--set={item}" for item in sets]
 
     try:
-        return yaml.safe_load(workspace.rekindle(folder, "render", str(file), *flags))
+        return yaml.safe_load(workspace.rekindle(project, "render", str(file), *flags))
     except RekindleError as error:
         raise ConfigError(
             f"the project of the commit cannot render the config of the release: {error}"
@@ -219,7 +219,7 @@ def _without_provenance(manifest: Manifest) -> Manifest:
 
 def run_pipeline(
     workspace: Workspace,
-    folder: Path,
+    project: Path,
     origin: Origin,
     source: str,
     user_home: Path,
@@ -234,7 +234,7 @@ def run_pipeline(
     if source != origin.config.data.source:
         sets.append(f"data.source={source}")
 
-    manifest = render(workspace, folder, training_config(origin), *sets)
+    manifest = render(workspace, project, training_config(origin), *sets)
     resume_at_once(manifest, values)
     workspace.use_images(origin.config, manifest, user_home)
 
@@ -242,7 +242,7 @@ def run_pipeline(
     file.write_text(to_json(manifest))
     flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
     output = workspace.rekindle(
-        folder, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
+        project, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
     )
     return json.loads(output)["workflow"]
 

@@ -1,8 +1,9 @@
 """A temporary folder with its own home, services and environment, so that the user's stay
 unchanged.
 
-A separate process waits for the end of this one, also after `kill -9`, and then removes the folder;
-each service of the folder's home ends when its record in the folder is deleted.
+A separate process waits for the end of this one, also after `kill -9`, and then removes the folder.
+This also ends the services of the workspace: a service ends when its record, a file in the folder,
+is deleted.
 """
 
 import os
@@ -54,9 +55,9 @@ class Workspace:
     def _clean_environment(self) -> dict[str, str]:
         """Return the environment without the addresses and settings of the user."""
 
-        def is_kept(name: str) -> bool:
-            is_removed = name.startswith(REMOVED_PREFIXES) or name in REMOVED_VARIABLES
-            return name in KEPT_VARIABLES or not is_removed
+        def is_kept(variable: str) -> bool:
+            is_removed = variable.startswith(REMOVED_PREFIXES) or variable in REMOVED_VARIABLES
+            return variable in KEPT_VARIABLES or not is_removed
 
         return {name: value for name, value in os.environ.items() if is_kept(name)}
 

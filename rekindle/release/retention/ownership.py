@@ -37,7 +37,8 @@ SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "
 
 
 class Mark(BaseModel):
-    """The mark of a run.
+    """The mark of a run, RUN/.rekindle.json: which objects below RUN/ the run owns, and when the
+    run ended.
 
     `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
     folder, not only those of `tasks`. `ended`: Unix time; None while the run is active. `counted`:

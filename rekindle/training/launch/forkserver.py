@@ -70,8 +70,8 @@ class Forkserver:
     """The launcher's connection to the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], slot: WorkerSlot) -> None:
-        """Fork the process. `worker_slots`: slots of the workers by index; `slot`: slot of the
-        forkserver itself."""
+        """Fork the process. `worker_slots`: the memory of each worker that survives its death, by
+        index of the worker; `slot`: the same for the forkserver itself."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()

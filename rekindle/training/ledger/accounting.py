@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from rekindle.training.ledger.events import Event
 from rekindle.training.ledger.ledger_summary import (
     LOST,
+    LOST_WITHOUT_COORDINATOR,
     TRAINED,
-    UNSEEN,
     WAITED,
     Incident,
     Interval,
@@ -355,7 +355,7 @@ class EventAccounting:
                 life.truncate(t)
                 self.pause.unseen = self.pause.unseen or id in self.group
                 self.group.discard(id)
-                self._record_incident(t, "lost", life.name, UNSEEN)
+                self._record_incident(t, "lost", life.name, LOST_WITHOUT_COORDINATOR)
 
     def _record_incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
         """Record an incident unless the run has ended."""
@@ -363,7 +363,7 @@ class EventAccounting:
             return None
         survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
         step = self.points[-1][1] if self.points else None
-        seen = reason != UNSEEN or self.last_step_known
+        seen = reason != LOST_WITHOUT_COORDINATOR or self.last_step_known
         incident = Incident(t, kind, name, reason, step, seen, survivors)
         self.summary.incidents.append(incident)
         self.pause.incidents.append(incident)

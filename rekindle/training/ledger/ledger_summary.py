@@ -40,8 +40,8 @@ from rekindle.training.ledger.events import Event
 TRAINED = "trained"
 WAITED = "waited"
 LOST = "lost"
-# value of the field `reason` for a worker that was lost while no coordinator was running
-UNSEEN = "unseen"
+# value of `Incident.why` for a worker that was lost while no coordinator was running
+LOST_WITHOUT_COORDINATOR = "unseen"
 
 
 @dataclass

@@ -49,8 +49,8 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            # collect the facts here if `reuse` has not done so yet: it may still be running when a
-            # short training ends
+            # collect the facts, whose hash is the cache key, here if `reuse` has not done so yet:
+            # `reuse` may still be running when a short training ends
             inputs = self.facts or collect_facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             sizes = [

@@ -129,16 +129,16 @@ class Study:
                 " this rung. Restore it, or start the sweep again."
             )
 
-    def trials(self, job_count: int | None = None) -> list[Trial]:
-        """Return all started trials, with the results of the first `job_count` jobs (default:
-        all)."""
+    def trials(self, jobs_with_results: int | None = None) -> list[Trial]:
+        """Return all started trials, with the results of the first `jobs_with_results` jobs
+        (default: all)."""
         new_trials = [record for record in self.records if "settings" in record]
         trials = {
             item["trial"]: Trial(item["trial"], item["settings"], item["attrs"])
             for item in new_trials
         }
 
-        for job in self.jobs[:job_count]:
+        for job in self.jobs[:jobs_with_results]:
             result = self.results.get(job)
             if result:
                 trial = trials[job.trial]

@@ -61,7 +61,7 @@ def card_features(
     `rows` must contain all rows of each card, sorted by (card, time, id). With `row_indices`,
     return the features of these rows only.
     """
-    index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
+    index, first, line = _join_timelines(rows.card, rows.time, max(WINDOWS) * DAY)
     cents_before = _running_sum(rows.cents)
     amount = rows.cents / 100
     second = rows.time % DAY / 1e6
@@ -144,7 +144,7 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
 
     `rows` must contain all rows of each terminal, sorted by (terminal, time, id).
     """
-    index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
+    index, _, line = _join_timelines(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
     is_fraud = rows.fraud == 1
     frauds_before = _running_sum(is_fraud)
     result: dict[str, Column] = {}
@@ -236,7 +236,7 @@ def chunks(groups: Ints, size: int) -> Iterator[slice]:
         start = end
 
 
-def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
+def _join_timelines(group: Ints, time: Ints, longest_window: int) -> tuple[Ints, Ints, Ints]:
     """For rows sorted by (group, time), return (index, first row of the group, position on a common
     time line).
 
@@ -247,7 +247,9 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     index = np.arange(len(time))
     first = first_rows_of_groups(group)
     gap = np.diff(time, prepend=time[:1])
-    line = np.cumsum(np.where(first == index, reach + 1, np.minimum(gap, reach + 1)))
+    line = np.cumsum(
+        np.where(first == index, longest_window + 1, np.minimum(gap, longest_window + 1))
+    )
     return index, first, line
 
 
