@@ -81,11 +81,14 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
     versions = RegisteredVersions()
     read_tasks: set[str] = set()
     names_with_records: set[str] = set()
+    parents: dict[str, str] = {}  # id of the record of a trial → id of the record of its sweep
 
     for pipeline in pipelines:
+        found = list(_list_with_trials(pipeline, ANY_WORKFLOW))
+        parents.update({record["id"]: _parent_id(record) for record in found})
         records = [
             record
-            for record in _list_records(pipeline)
+            for record in _without_trials(pipeline, found)
             if record["tags"].get(STORE_TAG, own_id) == own_id
         ]
 
@@ -124,7 +127,10 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
             by_id[record["id"]] = runs[name]
 
     releases = list(_list_releases(store, own_id, by_id, context, versions))
-    for run_id in versions.run_ids(releases) & by_id.keys():
+    referred_ids = versions.run_ids(releases)
+    # a trial is removed together with the record of its sweep
+    referred_ids.update([parents[run_id] for run_id in referred_ids & parents.keys()])
+    for run_id in referred_ids & by_id.keys():
         name = by_id[run_id].name
         runs[name] = replace(runs[name], compared=True)
 
@@ -276,7 +282,8 @@ def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -
     `recorded_id`: the MLflow id in the mark of the run, or "" if the run has not reported its end.
     `own_id`: id of the object store.
     """
-    records = _list_records(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
+    found = _list_with_trials(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
+    records = _without_trials(pipeline, found)
     # runs of other stores may have the same name
     run_ids = [
         record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id
@@ -299,9 +306,8 @@ def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -
     return ""
 
 
-def _list_records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[dict[str, Any]]:
-    """Yield the runs of an experiment, newest first, without the trials of sweeps and without runs
-    with invalid names."""
+def _list_with_trials(experiment: str, run_filter: str) -> Iterator[dict[str, Any]]:
+    """Yield the runs of an experiment, newest first, with the trials of sweeps."""
     try:
         answer = request(
             "GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment}
@@ -311,7 +317,17 @@ def _list_records(experiment: str, run_filter: str = ANY_WORKFLOW) -> Iterator[d
             raise
         return
 
-    for record in _search_runs([answer["experiment"]["experiment_id"]], run_filter):
+    yield from _search_runs([answer["experiment"]["experiment_id"]], run_filter)
+
+
+def _parent_id(record: Mapping[str, Any]) -> str:
+    """Return the MLflow id of the sweep of a trial; "" for another run."""
+    return record["tags"].get(tracking.PARENT, "")
+
+
+def _without_trials(experiment: str, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the runs that are no trials of sweeps and have valid names."""
+    for record in records:
         if tracking.PARENT in record["tags"]:
             continue
 

@@ -830,6 +830,21 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
 
 
 @pytest.mark.slow
+def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: Runs) -> None:
+    sweep = runs.make()
+    other = runs.make()
+    parent = tracking.find_run(runs.pipeline, sweep) or ""
+    trial = tracking.start_run(runs.pipeline, f"{sweep}.trial-0", {tracking.PARENT: parent})
+    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-mine"})
+    version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{trial}/model", "run_id": trial}
+    request("POST", "mlflow/model-versions/create", json=version)
+    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert runs.places(sweep) == {"mlflow"}
+    assert tracking.find_run(runs.pipeline, f"{sweep}.trial-0") == trial
+    assert runs.places(other) == set()
+
+
+@pytest.mark.slow
 def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Runs) -> None:
     scheduled = runs.make()
     other = runs.make()
