@@ -142,13 +142,35 @@ def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
     path = Path(*name.split("."))
     package = name.partition(".")[0]
     engine = [folder.parent for folder in ENGINE if folder.name == package]
-    for root in engine or (*roots, *_source_roots(package)):
+    for root in engine or _in_search_order(package, roots):
         for stem in (root / path / "__init__", root / path):
             for suffix in MODULE_SUFFIXES if stem.parent.is_dir() else ():
                 file = Path(f"{stem}{suffix}")
                 if file.is_file():
                     return file
     return None
+
+
+def _in_search_order(package: str, roots: Iterable[Path]) -> list[Path]:
+    """Return `roots` and the editable installation of a package, in the order in which Python
+    searches them: `project.load` appends the project to `sys.path`."""
+    # the project extends these packages, and is searched first
+    if package in project.SHARED:
+        return [*roots, *_source_roots(package)]
+
+    positions = map(_search_position, project.search_path())
+    project_position = min(positions, default=len(sys.path))
+    sources = _source_roots(package)
+    earlier = [folder for folder in sources if _search_position(str(folder)) < project_position]
+    return [*earlier, *roots, *sources]
+
+
+def _search_position(folder: str) -> int:
+    """Return the index of a folder in `sys.path`; for another folder, the length of `sys.path`."""
+    entries = [os.path.abspath(entry) for entry in sys.path]
+    if folder in entries:
+        return entries.index(folder)
+    return len(entries)
 
 
 @cache

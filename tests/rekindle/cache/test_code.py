@@ -127,6 +127,26 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     )
 
 
+@pytest.mark.parametrize("first", ["editable", "project"])
+def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    for name in ("editable", "project"):
+        write(tmp_path / name, {"twice_found": ""})
+    write(tmp_path / "project", {"first": "import twice_found\n"})
+    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    # the project is in the path of a process that was started with it in PYTHONPATH
+    folders = ["editable"] if first == "editable" else ["project", "editable"]
+    monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / name) for name in folders)])
+    forget()
+
+    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    module = project.load("twice_found", "workload", [])
+    sys.modules.pop("twice_found")
+    assert module.__file__ == str(tmp_path / first / "twice_found.py")
+    assert found["twice_found"] == tmp_path / first / "twice_found.py"
+
+
 def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
