@@ -22,7 +22,7 @@ from rekindle.documents import Document, ModelFile, parse, validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
 from rekindle.keys import ORIGIN as FILE
-from rekindle.names import ArtifactKey, CommitId, Version
+from rekindle.names import ArtifactKey, CommitId, Version, show
 from rekindle.release.release_files import download
 from rekindle.storage import NotFound, Store
 
@@ -91,6 +91,13 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
     return parameters
 
 
+def _check_modules(modules: list[str]) -> list[str]:
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{show(name)} is not the dotted name of a module, such as a.b")
+    return modules
+
+
 class RunFile(Document):
     """origin.json: the run that trained and released a model."""
 
@@ -101,7 +108,7 @@ class RunFile(Document):
     champion: str = Field(default="", pattern=rf"^({Version.PATTERN.pattern})?$")
     python: str
     packages: list[str]
-    modules: list[str]
+    modules: Annotated[list[str], AfterValidator(_check_modules)]
     code: dict[str, str]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import InvalidDocument
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code, key
 from rekindle.documents import ModelFile, parse
@@ -24,7 +25,11 @@ from rekindle.operations.reproduce.known_differences import (
     environment_findings,
     machine_findings,
 )
-from rekindle.operations.reproduce.reproduction import Inputs, run_parameters, training_config
+from rekindle.operations.reproduce.reproduction import (
+    Inputs,
+    run_parameters,
+    training_config,
+)
 from rekindle.operations.reproduce.suspended_values import resume_at_once, suspended_findings
 from rekindle.release.origin import Origin, RunFile
 from rekindle.storage import Store
@@ -384,3 +389,11 @@ def test_a_release_cannot_name_another_revision_than_a_commit(
         ConfigError, match=r"is not the id of a commit \(git_sha of releases/shop/1/release\.json\)"
     ):
         Commit(make_origin(provenance={"git_sha": revision}), "")
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "steps..shop", "../x", "steps.a-b", ""])
+def test_a_module_of_a_release_has_the_name_of_a_module(
+    make_origin: Callable[..., Origin], name: str
+) -> None:
+    with pytest.raises(InvalidDocument, match="is not the dotted name of a module"):
+        make_origin(run={"modules": [name]})
