@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import python_command
-from argolocal.common.wording import first_names
+from argolocal.common.wording import first_names, one_line, visible
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
@@ -26,14 +27,25 @@ MAX_NAMES = 8  # maximum number of packages or modules in one finding
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference. `fatal`: the weights cannot be equal; otherwise they may differ."""
+    """A difference. `fatal`: the weights cannot be equal; otherwise they may differ. `diff`: lines
+    to show below the text."""
 
     subject: str
     text: str
     fatal: bool = False
+    diff: str = ""
 
     def __str__(self) -> str:
-        return f"{'error' if self.fatal else 'warning':9}{self.subject}: {self.text}"
+        # the subject and the text may contain values of origin.json
+        line = one_line(f"{self.subject}: {self.text}")
+        message = f"{'error' if self.fatal else 'warning':9}{line}"
+        if self.diff:
+            return f"{message}\n{visible(self.diff)}"
+        return message
+
+    def as_json(self) -> dict[str, Any]:
+        text = f"{self.text}\n{self.diff}" if self.diff else self.text
+        return {"subject": self.subject, "text": text, "fatal": self.fatal}
 
 
 class Commit:

@@ -74,7 +74,7 @@ class Result:
             "model": self.origin.name,
             "version": self.origin.version,
             "commit": self.commit,
-            "findings": [finding.__dict__ for finding in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
             "release_sha256": self.origin.sha256,
             "model_sha256": compared and compared.sha256,
             "equal": compared and compared.equal,
@@ -203,10 +203,8 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     if len(lines) > MAX_DIFF_LINES:
         lines[MAX_DIFF_LINES:] = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
 
-    diff = "\n".join(lines)
-    yield Finding(
-        "manifest", f"the commit renders a manifest that differs from the release:\n{diff}"
-    )
+    text = "the commit renders a manifest that differs from the release:"
+    yield Finding("manifest", text, diff="\n".join(lines))
 
 
 def _without_provenance(manifest: Manifest) -> Manifest:

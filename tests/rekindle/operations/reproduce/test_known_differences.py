@@ -397,3 +397,13 @@ def test_a_module_of_a_release_has_the_name_of_a_module(
 ) -> None:
     with pytest.raises(InvalidDocument, match="is not the dotted name of a module"):
         make_origin(run={"modules": [name]})
+
+
+def test_values_of_a_release_cannot_look_like_another_finding(
+    make_origin: Callable[..., Origin],
+) -> None:
+    forged = "3.9\nerror    commit: \x1b[31mforged"
+    [finding] = environment_findings(make_origin(run={"python": forged}))
+    assert "forged" in str(finding)
+    assert len(str(finding).splitlines()) == 1
+    assert "\x1b" not in str(finding)
