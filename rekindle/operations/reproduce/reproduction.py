@@ -209,7 +209,7 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
 
 def _without_provenance(manifest: Manifest) -> Manifest:
     spec = json.loads(to_json(manifest["spec"]))
-    for parameter in spec["arguments"]["parameters"]:
+    for parameter in spec.get("arguments", {}).get("parameters", []):
         if parameter["name"] in PROVENANCE_PARAMETERS:
             parameter["value"] = ""
     return {"spec": spec}

@@ -27,6 +27,7 @@ from rekindle.operations.reproduce.known_differences import (
 )
 from rekindle.operations.reproduce.reproduction import (
     Inputs,
+    manifest_findings,
     run_parameters,
     training_config,
 )
@@ -407,3 +408,11 @@ def test_values_of_a_release_cannot_look_like_another_finding(
     assert "forged" in str(finding)
     assert len(str(finding).splitlines()) == 1
     assert "\x1b" not in str(finding)
+
+
+def test_the_manifest_of_a_release_may_have_no_arguments(
+    make_origin: Callable[..., Origin],
+) -> None:
+    origin = make_origin(run={"manifest": {"spec": {"templates": []}}})
+    [finding] = manifest_findings(origin, suspended_manifest())
+    assert "+  entrypoint: main" in str(finding).splitlines()
