@@ -21,7 +21,7 @@ from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
-from rekindle.names import PathName
+from rekindle.names import PathName, show
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
 WATCH_SECONDS = 45  # of one watch request; a dead connection is detected 15 s later
@@ -111,11 +111,13 @@ class Cluster:
     def list_objects(
         self, resource: Resource, labels: str = "", metadata_only: bool = False
     ) -> list[Object]:
+        """Return all objects. Raises ApiError, also if a page token repeats."""
         media_type = (
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
         )
         query = {"labelSelector": labels, "limit": "200"}
         objects = []
+        tokens = set[str]()
 
         while True:
             page = self.call(
@@ -128,10 +130,16 @@ class Cluster:
             # the API may return null instead of an empty list
             objects += page["items"] or []
 
-            token = (page.get("metadata") or {}).get("continue")
+            token = str((page.get("metadata") or {}).get("continue") or "")
             if not token:
                 return objects
+            if token in tokens:
+                raise ApiError(
+                    f"{self.server} repeats the page token {show(token)} of {resource.plural}, so"
+                    " the list does not end: check that it is the address of a Kubernetes API."
+                )
 
+            tokens.add(token)
             query["continue"] = token
 
     def create(self, resource: Resource, body: Object, dry_run: bool = False) -> Object:

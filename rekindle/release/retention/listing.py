@@ -20,7 +20,7 @@ from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.content.verified_release import is_release
-from rekindle.errors import say
+from rekindle.errors import TrackingError, say
 from rekindle.mlflow_api import RequestRefused, condition, request
 from rekindle.names import (
     ArtifactKey,
@@ -363,8 +363,7 @@ def _search_runs(experiments: list[str], run_filter: str) -> Iterator[dict[str, 
         "order_by": ["attributes.start_time DESC"],
     }
 
-    while True:
-        answer = request("POST", "mlflow/runs/search", json=search)
+    for answer in _request_pages("POST", "mlflow/runs/search", "json", search):
         for run in answer.get("runs", []):
             fields = {name: tracking.mapping(run["data"].get(name)) for name in ("tags", "params")}
             name = fields["tags"].get(tracking.WORKFLOW, "")
@@ -373,12 +372,6 @@ def _search_runs(experiments: list[str], run_filter: str) -> Iterator[dict[str, 
                 "info": run["info"],
                 "name": name,
             } | fields
-
-        token = answer.get("next_page_token")
-        if not token:
-            return
-
-        search["page_token"] = token
 
 
 def _read_marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
@@ -549,13 +542,35 @@ def _make_release(
 
 def _search_all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     parameters = {"max_results": PAGE, **search}
-    while True:
-        answer = request("GET", f"mlflow/{resource}/search", params=parameters)
+    for answer in _request_pages("GET", f"mlflow/{resource}/search", "params", parameters):
         yield from answer.get(field) or []
-        token = answer.get("next_page_token")
+
+
+def _request_pages(
+    method: str, path: str, content: str, search: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the pages of MLflow's answer to a search. `content`: "json" or "params".
+
+    Raises TrackingError if a page token repeats, because the pages would not end.
+    """
+    tokens = set[str]()
+    page = dict(search)
+
+    while True:
+        answer = request(method, path, **{content: page})
+        yield answer
+
+        token = str(answer.get("next_page_token") or "")
         if not token:
             return
-        parameters["page_token"] = token
+        if token in tokens:
+            raise TrackingError(
+                f"MLflow answers {path} with the page token {show(token)} again, so its pages do"
+                " not end: check that MLFLOW_TRACKING_URI is the address of an MLflow server."
+            )
+
+        tokens.add(token)
+        page["page_token"] = token
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:

@@ -206,6 +206,13 @@ def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(
             cluster.call("GET", "/version")
 
 
+def test_a_list_whose_page_token_repeats_is_an_error(server: ApiServer, cluster: Cluster) -> None:
+    page = json.dumps({"items": [], "metadata": {"continue": "same"}})
+    server.refuse("GET", WORKFLOWS_AT, 200, page, times=2)
+    with pytest.raises(ApiError, match='repeats the page token "same" of workflows'):
+        cluster.list_objects(WORKFLOWS)
+
+
 @pytest.mark.parametrize(
     "body",
     [
