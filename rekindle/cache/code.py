@@ -154,13 +154,13 @@ def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
 def _in_search_order(package: str, roots: Iterable[Path]) -> list[Path]:
     """Return `roots` and the editable installation of a package, in the order in which Python
     searches them: `project.load` appends the project to `sys.path`."""
-    # the project extends these packages, and is searched first
-    if package in project.SHARED:
-        return [*roots, *_source_roots(package)]
+    sources = _source_roots(package)
+    # the project extends the shared packages, and is searched first
+    if package in project.SHARED or not sources:
+        return [*roots, *sources]
 
     positions = map(_search_position, project.search_path())
     project_position = min(positions, default=len(sys.path))
-    sources = _source_roots(package)
     earlier = [folder for folder in sources if _search_position(str(folder)) < project_position]
     return [*earlier, *roots, *sources]
 

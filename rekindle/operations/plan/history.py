@@ -20,9 +20,9 @@ from rekindle.documents import InvalidDocument
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.operations.plan.tasks import Tree
+from rekindle.training.cost.tariff import LAUNCHER
 
 Note = Callable[[str], None]
-LAUNCHER = "rekindle.training.launch"
 
 MAX_RUNS = 10  # number of former runs to read: the newest predict the next run best
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the name of an attempt or loop item

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cache.lookup import replace_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
-from rekindle.operations.plan.history import LAUNCHER, FormerRun, Record
+from rekindle.operations.plan.history import FormerRun, Record
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
 from rekindle.step import parse
+from rekindle.training.cost.tariff import LAUNCHER
 from rekindle.training.ledger import accounting, events
 from rekindle.training.spec import TrainingSpec
 

@@ -37,9 +37,9 @@ from rekindle.operations.reproduce.suspended_values import (
 from rekindle.operations.reproduce.workspace import Workspace, temporary_workspace
 from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
+from rekindle.training.cost.tariff import TRIAL_STEP
 
 MAX_DIFF_LINES = 60
-SWEEP_STEP = "steps.search.trial"
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def training_config(origin: Origin) -> dict[str, Any]:
     The sweep is not repeated: with a budget, it depends on the speed of the machine.
     """
     config = origin.whole_config
-    if SWEEP_STEP not in origin.run.modules:
+    if TRIAL_STEP not in origin.run.modules:
         return config
 
     space = {

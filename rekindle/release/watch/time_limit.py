@@ -4,7 +4,6 @@ of the answer."""
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
     threading.Thread(target=run, daemon=True).start()
     try:
         return result.result(seconds)
-    except FutureTimeout:
+    except TimeoutError:
         if result.done():
             raise
         raise TimeoutError(f"it took more than {seconds:g} s") from None
