@@ -101,7 +101,14 @@ def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     }
 
     prepare_device(Inputs(**settings))  # also configures torch as in training
-    loaders = contenders(open_dataset(path))
+    windows = open_dataset(path)
+    if len(windows) < BATCH:  # the loaders drop an incomplete batch, and would yield nothing
+        raise SystemExit(
+            f"error: the source has {len(windows):,} windows, and a batch needs {BATCH:,}: give"
+            " --source more cards or days."
+        )
+
+    loaders = contenders(windows)
     speeds: dict[str, list[float]] = {name: [] for name in loaders}
 
     for turn in range(rounds + 1):

@@ -39,7 +39,7 @@ PROGRAMS = (
     Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
     Program(
         "benchmarks.loading",
-        ("--source=simulate://7?cards=100&terminals=200&days=60", "--rounds=2"),
+        ("--source=simulate://7?cards=400&terminals=200&days=183", "--rounds=2"),
         slow=True,
     ),
     Program("benchmarks.scale", ("--members=8", "--runs=2"), slow=True),
