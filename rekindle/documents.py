@@ -39,6 +39,7 @@ __all__ = [
     "InvalidDocument",
     "ModelFile",
     "Sealed",
+    "describe_first_error",
     "describe_model",
     "name_field",
     "parse",
@@ -173,7 +174,7 @@ def validate_value(model: type[D], value: Any) -> D:
     try:
         return model.model_validate_json(to_json(value, default=str))
     except ValidationError as error:
-        raise ValueError(_describe_first_error(error)) from None
+        raise ValueError(describe_first_error(error)) from None
 
 
 def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
@@ -222,7 +223,7 @@ class _Object(Document):
     model_config = ConfigDict(extra="allow")
 
 
-def _describe_first_error(error: ValidationError) -> str:
+def describe_first_error(error: ValidationError) -> str:
     """Return the first wrong field of a document, and the rule that it violates."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))

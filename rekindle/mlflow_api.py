@@ -1,14 +1,25 @@
-"""Send requests to MLflow's REST API at MLFLOW_TRACKING_URI; errors contain MLflow's response and a
-remedy."""
+"""Send requests to MLflow's REST API at MLFLOW_TRACKING_URI; errors contain MLflow's answer and a
+remedy.
 
+Each answer is parsed into a type, which contains only the fields that Rekindle reads; other fields
+are ignored. As in the JSON of proto3, an optional field may be missing or null.
+
+Source: MLflow 3.17, service.proto and model_registry.proto.
+"""
+
+import math
 import os
 import re
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, ValidationError
 
 from argolocal.common.environment import read_integer, require_header_text
 from argolocal.common.wording import visible
+from rekindle.documents import Document, describe_first_error, name_field
 from rekindle.errors import ConfigError, TrackingError, innermost, without_user
 from rekindle.kubernetes_names import (
     MLFLOW_TRACKING_PASSWORD,
@@ -16,6 +27,7 @@ from rekindle.kubernetes_names import (
     MLFLOW_TRACKING_URI,
     MLFLOW_TRACKING_USERNAME,
 )
+from rekindle.names import ObjectId, Version, show
 
 if TYPE_CHECKING:
     import requests
@@ -27,7 +39,195 @@ MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
+SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
 HTML_TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+# the JSON of proto3 represents these numbers as texts
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+MAX_INT64 = (1 << 63) - 1
+T = TypeVar("T")
+
+
+def _replace_null(default: Callable[[], Any]) -> BeforeValidator:
+    """Return the validator of an optional field, which replaces null by the default."""
+    return BeforeValidator(lambda value: default() if value is None else value)
+
+
+def _parse_integer(value: Any) -> Any:
+    """Convert an integer of 64 bits, which the JSON of proto3 may represent as a text."""
+    if value is None:
+        return 0
+    if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) <= 20:
+        return int(value)
+    return value
+
+
+def _parse_tags(value: Any) -> dict[str, str]:
+    """Convert a list of tags or parameters to a dictionary. Raises ValueError."""
+    tags = {}
+    for name, item in _items(value):
+        text = item.get("value")
+        if text is None:
+            text = ""
+        if not isinstance(text, str):
+            raise ValueError(f"the value of {show(name)} must be a text")
+        tags[name] = text
+    return tags
+
+
+def _parse_metrics(value: Any) -> dict[str, float]:
+    """Convert a list of metrics to a dictionary, without the metrics that are not finite. Raises
+    ValueError."""
+    metrics = {}
+    for name, item in _items(value):
+        number = item.get("value", 0.0)
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number and number not in NOT_FINITE:
+            raise ValueError(f"the value of {show(name)} must be a number")
+
+        # not `float`, which raises OverflowError for a long integer
+        number = float(str(number))
+        if math.isfinite(number):
+            metrics[name] = number
+    return metrics
+
+
+def _items(value: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the items of a list of key-value pairs by their key. Raises ValueError."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError("it must be a list")
+
+    items = []
+    for number, item in enumerate(value):
+        if not isinstance(item, dict) or not isinstance(item.get("key"), str):
+            raise ValueError(f"the item {number} must be an object with the text `key`")
+        items.append((item["key"], item))
+    return items
+
+
+Text = Annotated[str, _replace_null(str)]
+Integer = Annotated[int, BeforeValidator(_parse_integer), Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
+Tags = Annotated[dict[str, str], BeforeValidator(_parse_tags)]
+Metrics = Annotated[dict[str, float], BeforeValidator(_parse_metrics)]
+Items = Annotated[list[T], _replace_null(list)]
+Id = Annotated[str, name_field(ObjectId)]
+VersionNumber = Annotated[str, name_field(Version)]
+
+
+class Answer(Document):
+    """An answer whose fields are not read, and the base class of the other answers."""
+
+
+class ErrorAnswer(Answer):
+    error_code: str = Field(min_length=1)
+    message: Text = ""
+
+
+class RunInfo(Answer):
+    """Times are in milliseconds since 1970, and 0 if they are unknown."""
+
+    run_id: Id
+    experiment_id: Id
+    status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
+    lifecycle_stage: Text = ""
+    start_time: Integer = 0
+    end_time: Integer = 0
+    artifact_uri: Text = ""
+
+
+class RunContent(Answer):
+    """`metrics` contains only finite numbers."""
+
+    metrics: Metrics = Field(default_factory=dict)
+    params: Tags = Field(default_factory=dict)
+    tags: Tags = Field(default_factory=dict)
+
+
+class Run(Answer):
+    info: RunInfo
+    data: RunContent
+
+
+class RunAnswer(Answer):
+    run: Run
+
+
+class Page(Answer):
+    """One page of a list; `next_page_token` is "" on the last page."""
+
+    next_page_token: Text = ""
+
+
+class RunsPage(Page):
+    runs: Items[Run] = Field(default_factory=list)
+
+
+class Experiment(Answer):
+    experiment_id: Id
+    name: str
+    lifecycle_stage: Text = ""
+    tags: Tags = Field(default_factory=dict)
+
+
+class ExperimentAnswer(Answer):
+    experiment: Experiment
+
+
+class ExperimentsPage(Page):
+    experiments: Items[Experiment] = Field(default_factory=list)
+
+
+class ModelAlias(Answer):
+    alias: str
+    version: VersionNumber
+
+
+class RegisteredModel(Answer):
+    name: str
+    aliases: Items[ModelAlias] = Field(default_factory=list)
+
+
+class ModelAnswer(Answer):
+    registered_model: RegisteredModel
+
+
+class ModelsPage(Page):
+    registered_models: Items[RegisteredModel] = Field(default_factory=list)
+
+
+class ModelVersion(Answer):
+    """`creation_timestamp`: in milliseconds since 1970, 0 if it is unknown."""
+
+    name: str
+    version: VersionNumber
+    source: Text = ""
+    run_id: Text = ""
+    creation_timestamp: Integer = 0
+    tags: Tags = Field(default_factory=dict)
+
+
+class VersionAnswer(Answer):
+    model_version: ModelVersion
+
+
+class VersionsPage(Page):
+    model_versions: Items[ModelVersion] = Field(default_factory=list)
+
+
+class DownloadAddress(Answer):
+    artifact_uri: Text = ""
+
+
+class ArtifactFile(Answer):
+    path: str
+
+
+class ArtifactsPage(Page):
+    files: Items[ArtifactFile] = Field(default_factory=list)
+
+
+A = TypeVar("A", bound=Answer)
 
 
 class RequestRefused(TrackingError):
@@ -51,10 +251,10 @@ def address() -> str:
     return uri
 
 
-def request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """Return MLflow's answer to a request.
+def request(method: str, path: str, model: type[A], **content: Any) -> A:
+    """Return MLflow's answer to a request as a document of the type `model`.
 
-    Raises RequestRefused, or TrackingError if the answer does not come from MLflow.
+    Raises RequestRefused, or TrackingError if the answer is malformed or not from MLflow.
     """
     import requests
 
@@ -71,20 +271,20 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
             f" `curl {server}/health` says OK, then run this step again: nothing is recorded twice."
         ) from error
 
+    if not answer.ok:
+        _refuse(answer)
+
     try:
-        body = answer.json() if answer.content else {}
-    except ValueError:
-        body = None
+        return model.model_validate_json(answer.content)
+    except ValidationError as error:
+        is_object = bool(error.errors(include_url=False, include_input=False)[0]["loc"])
+        if not is_object:
+            _reject(answer)
 
-    if not isinstance(body, dict) or not (answer.ok or body.get("error_code")):
-        _reject(answer)
-    if answer.ok:
-        return body
-
-    code = body["error_code"]
-    message = body.get("message") or answer.reason
-    message = without_user(f"{code}: {message}".splitlines()[0])
-    raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
+        raise TrackingError(
+            f"MLflow at {without_user(uri)} answered {method} {path} with a malformed document:"
+            f" {describe_first_error(error)}. {SERVER_REMEDY}"
+        ) from None
 
 
 def condition(field: str, value: str) -> str:
@@ -101,6 +301,20 @@ def condition(field: str, value: str) -> str:
 
     pattern = re.sub(r"['\"\\%]", "_", value)
     return f"{field} LIKE '{pattern}'"
+
+
+def _refuse(answer: "requests.Response") -> NoReturn:
+    """Raise RequestRefused with MLflow's error, or TrackingError if the answer does not come from
+    MLflow."""
+    try:
+        refusal = ErrorAnswer.model_validate_json(answer.content)
+    except ValidationError:
+        _reject(answer)
+
+    code = refusal.error_code
+    text = f"{code}: {refusal.message or answer.reason}".strip().splitlines()[0]
+    message = visible(without_user(text))
+    raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
 
 
 def _reject(answer: "requests.Response") -> NoReturn:

@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
+from rekindle import mlflow_api
 from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
-from rekindle.mlflow_api import RequestRefused, address, condition, request
+from rekindle.mlflow_api import A, RequestRefused, address, condition, request
 from rekindle.names import (
     ArtifactKey,
     InvalidName,
@@ -108,7 +109,7 @@ class Release:
 
 @dataclass(frozen=True)
 class RunData:
-    """Metrics, parameters and tags of a run."""
+    """Metrics with finite values, parameters and tags of a run."""
 
     metrics: dict[str, float]
     params: dict[str, str]
@@ -131,7 +132,7 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
         "start_time": _now_ms(),
         "tags": tag_pairs,
     }
-    return _post("runs/create", run)["run"]["info"]["run_id"]
+    return _post("runs/create", run, mlflow_api.RunAnswer).run.info.run_id
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
@@ -142,9 +143,9 @@ def find_run(experiment: str, workflow: str) -> str | None:
     """
     run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
     for run in _search_runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
-        recorded_store = mapping(run["data"].get("tags")).get(STORE_TAG, "")
+        recorded_store = run.data.tags.get(STORE_TAG, "")
         if not recorded_store or _own_store_id() in ("", recorded_store):
-            return run["info"]["run_id"]
+            return run.info.run_id
     return None
 
 
@@ -170,7 +171,7 @@ def find_last_start(experiment: str) -> float:
     """Return the start time of the newest workflow's run in `experiment`, in Unix seconds, or 0."""
     runs = _search_runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
     if runs:
-        return runs[0]["info"]["start_time"] / 1000
+        return runs[0].info.start_time / 1000
     return 0.0
 
 
@@ -192,10 +193,7 @@ def find_last_prepared_runs(
     run_filter += f" AND {more_filter}" if more_filter else ""
     runs = _search_runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
 
-    return [
-        RunData(*(mapping(run["data"].get(name)) for name in ("metrics", "params", "tags")))
-        for run in runs
-    ]
+    return [RunData(run.data.metrics, run.data.params, run.data.tags) for run in runs]
 
 
 def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
@@ -204,17 +202,15 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
 
     `mlflow_url`: address of MLflow for browsers (empty: the address that this process uses).
     """
-    experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
-    ids = {
-        experiment["experiment_id"]: mapping(experiment.get("tags")) for experiment in experiments
-    }
+    answer = _post("experiments/search", {"max_results": 1000}, mlflow_api.ExperimentsPage)
+    experiments = {experiment.experiment_id: experiment for experiment in answer.experiments}
 
     if workflow:
         run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
     else:
         run_filter = f"tags.`{WORKFLOW}` != ''"
 
-    runs = _search_runs(list(ids), "start_time DESC", run_filter)
+    runs = _search_runs(list(experiments), "start_time DESC", run_filter)
     if not runs:
         if workflow:
             raise TrackingError(
@@ -224,17 +220,15 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
 
         return address()
 
-    run_id = runs[0]["info"]["run_id"]
-    experiment = runs[0]["info"]["experiment_id"]
-    run_path = f"/{run_id}" if workflow else ""
+    info = runs[0].info
+    experiment = experiments.get(info.experiment_id)
+    run_path = f"/{info.run_id}" if workflow else ""
 
-    if VIEW_TAG in ids[experiment] and not workflow:
-        view_parameter = "&viewStateShareKey=rekindle"
-    else:
-        view_parameter = ""
-
+    has_view = experiment is not None and VIEW_TAG in experiment.tags
+    view_parameter = "&viewStateShareKey=rekindle" if has_view and not workflow else ""
     parameters = f"workflowType=machine_learning{view_parameter}"
-    return f"{mlflow_url or address()}/#/experiments/{experiment}/runs{run_path}?{parameters}"
+    page = f"{mlflow_url or address()}/#/experiments/{info.experiment_id}/runs"
+    return f"{page}{run_path}?{parameters}"
 
 
 def log(
@@ -319,23 +313,24 @@ def log_artifact(run_id: str, path: str, content: bytes) -> None:
             " --artifacts-destination, and use a new experiment."
         )
     target = quote(f"{root.path.strip('/')}/{path}")
-    _request("PUT", f"mlflow-artifacts/artifacts/{target}", data=content)
+    _request("PUT", f"mlflow-artifacts/artifacts/{target}", mlflow_api.Answer, data=content)
 
 
 def artifacts(run_id: str, folder: str) -> list[str]:
     """Return the paths of the run's artifacts directly below `folder`."""
-    answer = _request("GET", "mlflow/artifacts/list", params={"run_id": run_id, "path": folder})
-    return [file["path"] for file in answer.get("files", [])]
+    search = {"run_id": run_id, "path": folder}
+    page = _request("GET", "mlflow/artifacts/list", mlflow_api.ArtifactsPage, params=search)
+    return [file.path for file in page.files]
 
 
 def read_tags(run_id: str) -> dict[str, str]:
-    return mapping(_read_run(run_id)["data"].get("tags"))
+    return _read_run(run_id).data.tags
 
 
 def read_params(run_id: str) -> dict[str, str]:
     """Return the parameters of a run. The settings of its config have names such as
     train.workers."""
-    return mapping(_read_run(run_id)["data"].get("params"))
+    return _read_run(run_id).data.params
 
 
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
@@ -358,23 +353,32 @@ def finish(run_id: str, status: str) -> None:
 
 def champion(name: str) -> Release | None:
     """Return the served version of `name` (alias `champion`), or None before the first release."""
-    model = _get_or_none("registered-models/get", "registered_model", name=name) or {}
-    versions = [
-        alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION
-    ]
+    answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=name)
+    aliases = answer.registered_model.aliases if answer else []
+    versions = [alias.version for alias in aliases if alias.alias == CHAMPION]
     if not versions:
         return None
-    version = _request(
-        "GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]}
-    )
-    return _make_release(version["model_version"])
+
+    version = {"name": name, "version": versions[0]}
+    answer = _request("GET", "mlflow/model-versions/get", mlflow_api.VersionAnswer, params=version)
+    return _make_release(answer.model_version)
 
 
 def find_version(name: str, version: str) -> Release | None:
     """Return a version of a registered model, or None if it does not exist."""
-    found = _get_or_none("model-versions/get", "model_version", name=name, version=version)
+    found = _get_version(name, version)
     if found:
         return _make_release(found)
+    return None
+
+
+def _get_version(name: str, version: str) -> mlflow_api.ModelVersion | None:
+    """Return MLflow's record of a version, or None if it does not exist."""
+    answer = _get_or_none(
+        "model-versions/get", mlflow_api.VersionAnswer, name=name, version=version
+    )
+    if answer:
+        return answer.model_version
     return None
 
 
@@ -407,23 +411,23 @@ def register(
 
     while True:
         for registered in _registered_versions(name, uri, source):
-            number = registered["version"]
+            number = registered.version
             # from now on, retention keeps the version
             _set_alias(name, CANDIDATE, number)
-            found = _get_or_none("model-versions/get", "model_version", name=name, version=number)
-            if not found or REMOVED in mapping(found.get("tags")):
+            found = _get_version(name, number)
+            if not found or REMOVED in found.tags:
                 continue
 
             if _confirm_first_version(name, number):
                 remove_duplicates(name, uri, source, number)
                 return _make_release(found)
 
-        version = _post("model-versions/create", content)["model_version"]
-        number = version["version"]
+        version = _post("model-versions/create", content, mlflow_api.VersionAnswer).model_version
+        number = version.version
         # another process may have registered the same files since the search: the version that was
         # registered first is kept
         first = next(iter(_registered_versions(name, uri, source)), version)
-        if first["version"] == number and _confirm_first_version(name, number):
+        if first.version == number and _confirm_first_version(name, number):
             _set_alias(name, CANDIDATE, number)
             return _make_release(version)
 
@@ -436,9 +440,9 @@ def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
     Their processes ended before they could delete them, or have not yet deleted them.
     """
     for version in _registered_versions(name, uri, source):
-        is_later = int(version["version"]) > int(number)
-        if is_later and UNCONFIRMED in mapping(version.get("tags")):
-            _delete("model-versions/delete", {"name": name, "version": version["version"]})
+        is_later = int(version.version) > int(number)
+        if is_later and UNCONFIRMED in version.tags:
+            _delete("model-versions/delete", {"name": name, "version": version.version})
 
 
 def _confirm_first_version(name: str, number: str) -> bool:
@@ -452,7 +456,7 @@ def _delete(path: str, content: Mapping[str, Any]) -> bool:
     """Delete an object in MLflow. Return False if it does not exist: another process has deleted
     it."""
     try:
-        _request("DELETE", f"mlflow/{path}", json=content)
+        _request("DELETE", f"mlflow/{path}", mlflow_api.Answer, json=content)
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -460,18 +464,18 @@ def _delete(path: str, content: Mapping[str, Any]) -> bool:
     return True
 
 
-def _registered_versions(name: str, uri: str, source: str) -> list[dict[str, Any]]:
+def _registered_versions(name: str, uri: str, source: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
     that are being removed."""
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
     versions = []
 
     for version in _search_versions(search_filter, name):
-        tags = mapping(version.get("tags"))
-        if tags.get(URI) == uri and version.get("source") == source and REMOVED not in tags:
+        has_files = version.tags.get(URI) == uri and version.source == source
+        if has_files and REMOVED not in version.tags:
             versions.append(version)
 
-    return sorted(versions, key=lambda version: int(version["version"]))
+    return sorted(versions, key=lambda version: int(version.version))
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
@@ -507,13 +511,11 @@ def promoted_releases(name: str) -> list[Release]:
     return sorted(releases, key=lambda release: int(release.version))
 
 
-def _search_versions(search_filter: str, name: str) -> list[dict[str, Any]]:
+def _search_versions(search_filter: str, name: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of the model `name` that match a filter."""
     search = {"filter": search_filter, "max_results": 10_000}
-    found = (
-        _request("GET", "mlflow/model-versions/search", params=search).get("model_versions") or []
-    )
-    return [version for version in found if version["name"] == name]
+    page = _request("GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search)
+    return [version for version in page.model_versions if version.name == name]
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
@@ -527,23 +529,23 @@ def _set_alias(name: str, alias: str, version: str) -> None:
         _post("registered-models/alias", content)
 
 
-def _make_release(version: dict[str, Any]) -> Release:
+def _make_release(version: mlflow_api.ModelVersion) -> Release:
     """Convert a version of MLflow, and validate its tags, which every client can write.
 
     Raises TrackingError if a tag is missing, and InvalidName if a tag is invalid.
     """
-    tags = mapping(version.get("tags"))
+    tags = version.tags
     try:
         uri = tags[URI]
         sha256 = tags[SHA256]
     except KeyError as error:
         raise TrackingError(
-            f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}:'
+            f"version {version.version} of the model {show(version.name)} lacks the tag {error}:"
             " only versions that `steps.release` registered can serve. Remove the alias of this"
             " version in MLflow, or give the model another name."
         ) from error
 
-    origin = f"of version {version['version']} of {show(version['name'])} in MLflow"
+    origin = f"of version {version.version} of {show(version.name)} in MLflow"
     ArtifactKey(uri.rstrip("/"), f"the tag {URI} {origin}")
 
     deployment = tags.get(DEPLOYMENT, "")
@@ -552,11 +554,11 @@ def _make_release(version: dict[str, Any]) -> Release:
 
     keep = tags.get(KEEP_RELEASES, "")
     return Release(
-        version=Version(version["version"], "MLflow"),
+        version=Version(version.version, "MLflow"),
         uri=uri,
         sha256=sha256,
         deployment=deployment,
-        run_id=version.get("run_id", ""),
+        run_id=version.run_id,
         promoted_by=tags.get(PROMOTED_BY, ""),
         keep_releases=int(keep) if NUMBER.fullmatch(keep) else None,
     )
@@ -564,7 +566,7 @@ def _make_release(version: dict[str, Any]) -> Release:
 
 def _search_runs(
     experiments: list[str], order: str, run_filter: str, limit: int = 1
-) -> list[dict[str, Any]]:
+) -> list[mlflow_api.Run]:
     """Return the first runs of these experiments that match a filter."""
     search = {
         "experiment_ids": experiments,
@@ -573,31 +575,33 @@ def _search_runs(
         "max_results": limit,
     }
     if experiments:
-        return _post("runs/search", search).get("runs", [])
+        return _post("runs/search", search, mlflow_api.RunsPage).runs
     return []
 
 
 def _experiment_ids(name: str) -> list[str]:
     """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
-    experiment = _get_or_none("experiments/get-by-name", "experiment", experiment_name=name)
-    if experiment:
-        return [experiment["experiment_id"]]
+    answer = _get_or_none(
+        "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
+    )
+    if answer:
+        return [answer.experiment.experiment_id]
     return []
 
 
-def _read_run(run_id: str) -> dict[str, Any]:
-    return _request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]
+def _read_run(run_id: str) -> mlflow_api.Run:
+    return _request("GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}).run
 
 
 @cache
 def _artifact_root(run_id: str) -> str:
-    return _read_run(run_id)["info"]["artifact_uri"]
+    return _read_run(run_id).info.artifact_uri
 
 
-def _get_or_none(path: str, kind: str, **names: str) -> dict[str, Any] | None:
-    """Return the object in the field `kind` of MLflow's answer; None if it does not exist."""
+def _get_or_none(path: str, model: type[A], **names: str) -> A | None:
+    """Return MLflow's answer, or None if the object does not exist."""
     try:
-        return _request("GET", f"mlflow/{path}", params=names)[kind]
+        return _request("GET", f"mlflow/{path}", model, params=names)
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -606,15 +610,16 @@ def _get_or_none(path: str, kind: str, **names: str) -> dict[str, Any] | None:
 
 def _experiment_id(name: str) -> str:
     _create_if_missing("experiments/create", {"name": name, "tags": _make_pairs(EXPERIMENT_TAGS)})
-    experiment = _get_or_none("experiments/get-by-name", "experiment", experiment_name=name)
-    assert experiment
-    if experiment["lifecycle_stage"] == "deleted":
+    path = "mlflow/experiments/get-by-name"
+    names = {"experiment_name": name}
+    experiment = _request("GET", path, mlflow_api.ExperimentAnswer, params=names).experiment
+    if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow'
             " experiments "
-            f"restore -x {experiment['experiment_id']}), or choose another name."
+            f"restore -x {experiment.experiment_id}), or choose another name."
         )
-    return experiment["experiment_id"]
+    return experiment.experiment_id
 
 
 def _create_if_missing(path: str, content: Mapping[str, Any]) -> None:
@@ -629,18 +634,13 @@ def _make_pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"key": name, "value": str(value)} for name, value in values.items()]
 
 
-def mapping(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Convert the tags, parameters or metrics in an answer of MLflow to a dictionary."""
-    return {pair["key"]: pair.get("value", "") for pair in pairs or []}
-
-
 def _encode_number(value: float) -> float | str:
     number = float(value)
     return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(number), number)
 
 
-def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    return _request("POST", f"mlflow/{path}", json=content)
+def _post(path: str, content: Mapping[str, Any], model: type[A] = mlflow_api.Answer) -> A:
+    return _request("POST", f"mlflow/{path}", model, json=content)
 
 
 @cache
@@ -652,12 +652,12 @@ def resolve_run_id(run_id: str) -> str:
     return run_id
 
 
-def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
+def _request(method: str, path: str, model: type[A], **content: Any) -> A:
     """Send a request and return MLflow's answer. `run_id` may be EXPERIMENT/WORKFLOW."""
     values = content.get("json") or content.get("params") or {}
     if "run_id" in values:
         values["run_id"] = resolve_run_id(values["run_id"])
-    return request(method, path, **content)
+    return request(method, path, model, **content)
 
 
 def _now_ms() -> int:

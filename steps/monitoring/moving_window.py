@@ -77,7 +77,7 @@ def warn_of_stale_data(
 
     until, last = max(earlier.items(), key=lambda pair: pair[0])
     rows = prepared.rows
-    last_rows = int(_finite(last.metrics.get("rows")))
+    last_rows = int(last.metrics.get("rows", 0.0))
     counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
 
     if prepared.newest:
@@ -181,14 +181,6 @@ def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData
         )
 
     return descriptions or (["the manifest"] if tracking.MANIFEST_HASH in changed_tags else [])
-
-
-def _finite(value: object) -> float:
-    """Return the value of a metric, or 0 if it is missing or not finite (MLflow returns text for
-    values that are not finite)."""
-    if isinstance(value, int | float):
-        return float(value)
-    return 0.0
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from rekindle import mlflow_api, tracking
 from rekindle.errors import TrackingError
+from rekindle.mlflow_api import Answer as MlflowAnswer
 from rekindle.names import InvalidName
 from tests.http_server import Answer, HttpServer, Request
 from tests.proxy import Proxy, Write
@@ -216,7 +217,7 @@ def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         # the session is kept between requests of the same settings
         mlflow_api._session.cache_clear()
-        mlflow_api.request("GET", "mlflow/experiments/search")
+        mlflow_api.request("GET", "mlflow/experiments/search", MlflowAnswer)
 
     received = [request.headers["Authorization"] for request in server.requests]
     basic = "Basic " + b64encode(b"ours:ours").decode()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from argolocal.common.json_text import loads
@@ -21,7 +21,23 @@ from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.content.verified_release import is_release
 from rekindle.errors import TrackingError, say
-from rekindle.mlflow_api import RequestRefused, condition, request
+from rekindle.mlflow_api import (
+    SERVER_REMEDY,
+    DownloadAddress,
+    ExperimentAnswer,
+    ExperimentsPage,
+    ModelAnswer,
+    ModelsPage,
+    ModelVersion,
+    Page,
+    RequestRefused,
+    RunAnswer,
+    RunInfo,
+    RunsPage,
+    VersionsPage,
+    condition,
+    request,
+)
 from rekindle.names import (
     ArtifactKey,
     ModelName,
@@ -48,6 +64,18 @@ RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address
 # for each of these tags, later runs are compared with the newest successful run that has it
 # (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)
+P = TypeVar("P", bound=Page)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a run in MLflow. `name`: the tag tracking.WORKFLOW, which may be any text."""
+
+    id: ObjectId
+    name: str
+    info: RunInfo
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -85,22 +113,22 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 
     for pipeline in pipelines:
         found = list(_list_with_trials(pipeline, ANY_WORKFLOW))
-        parents.update({record["id"]: _parent_id(record) for record in found})
+        parents.update({record.id: _parent_id(record) for record in found})
         records = [
             record
             for record in _without_trials(pipeline, found)
-            if record["tags"].get(STORE_TAG, own_id) == own_id
+            if record.tags.get(STORE_TAG, own_id) == own_id
         ]
 
         compared = _find_compared_ids(records)
-        own_names = {record["name"] for record in records if STORE_TAG in record["tags"]}
+        own_names = {record.name for record in records if STORE_TAG in record.tags}
         marks.update(_read_marks(store, own_names - marks.keys()))
 
         for record in records:
-            name = record["name"]
+            name = record.name
             recorded_run = context.runs.get(name)
             uses = _find_used_tasks(record) | _find_tasks_of_source(
-                store, record["params"].get("data.source", "")
+                store, record.params.get("data.source", "")
             )
             run = runs.get(name)
 
@@ -116,15 +144,15 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 read_tasks.update(uses)
                 continue
 
-            has_tag = not recorded_run and record["tags"].get(tracking.EMPTIED) == "removed"
+            has_tag = not recorded_run and record.tags.get(tracking.EMPTIED) == "removed"
             # the tag alone does not prove that the artifacts are gone, since every client of MLflow
             # can set it
-            is_emptied = has_tag and not ownership.has_artifacts(store, name)
-            is_compared = record["id"] in compared
+            is_emptied = has_tag and not ownership.has_artifacts(store, RunName(name))
+            is_compared = record.id in compared
             run = replace(run, uses=run.uses | uses, compared=is_compared, emptied=is_emptied)
             runs[name] = _combine_records(runs[name], run) if name in names_with_records else run
             names_with_records.add(name)
-            by_id[record["id"]] = runs[name]
+            by_id[record.id] = runs[name]
 
     releases = list(_list_releases(store, own_id, by_id, context, versions))
     referred_ids = versions.run_ids(releases)
@@ -171,10 +199,8 @@ def make_inputs_function(
 
 def has_alias(model: str, version: str) -> bool:
     """Return True if an alias refers to the version."""
-    registered = request("GET", "mlflow/registered-models/get", params={"name": model})[
-        "registered_model"
-    ]
-    return any(alias["version"] == version for alias in registered.get("aliases") or [])
+    answer = request("GET", "mlflow/registered-models/get", ModelAnswer, params={"name": model})
+    return any(alias.version == version for alias in answer.registered_model.aliases)
 
 
 def has_other_version(store: Store, release: Release) -> bool:
@@ -189,13 +215,14 @@ class RegisteredVersions:
     """All versions of all models in MLflow, and the addresses of their files."""
 
     def __init__(self) -> None:
-        self.rows = list(_search_all("model-versions", "model_versions", {}))
+        pages = _search_all("model-versions", VersionsPage)
+        self.rows = [row for page in pages for row in page.model_versions]
 
-    def by_model(self) -> dict[str, list[dict[str, Any]]]:
+    def by_model(self) -> dict[str, list[ModelVersion]]:
         """Return the versions by the name of their model."""
-        models: dict[str, list[dict[str, Any]]] = {}
+        models: dict[str, list[ModelVersion]] = {}
         for row in self.rows:
-            models.setdefault(row["name"], []).append(row)
+            models.setdefault(row.name, []).append(row)
         return models
 
     def refer_to(self, store: Store, prefix: str, except_version: tuple[str, str]) -> bool:
@@ -204,27 +231,26 @@ class RegisteredVersions:
         return any(
             _contains(address, prefix) or _is_above(address, store, prefix)
             for row in self.rows
-            if (row["name"], row["version"]) != except_version
+            if (row.name, row.version) != except_version
             for address in list_addresses(row)
         )
 
     def run_ids(self, releases: Iterable[Release]) -> set[str]:
         """Return the ids of the MLflow runs to which versions other than `releases` refer."""
         released = {(release.model, str(release.version)) for release in releases}
-        rows = [row for row in self.rows if (row["name"], row["version"]) not in released]
-        ids = {row.get("run_id", "") for row in rows}
+        rows = [row for row in self.rows if (row.name, row.version) not in released]
+        ids = {row.run_id for row in rows}
         return ids.union(
             *(RUN_ID.findall(address) for row in rows for address in list_addresses(row))
         )
 
 
-def list_addresses(row: Mapping[str, Any]) -> set[str]:
+def list_addresses(row: ModelVersion) -> set[str]:
     """Return all addresses of a version's files: those in its record, and the one that MLflow
     resolves."""
-    source = str(row.get("source") or "")
-    found = {source, str(tracking.mapping(row.get("tags")).get(tracking.URI) or "")}
-    if split_address(source).scheme in ("models", "runs"):
-        found.add(_download_address(row["name"], row["version"]))
+    found = {row.source, row.tags.get(tracking.URI, "")}
+    if split_address(row.source).scheme in ("models", "runs"):
+        found.add(_download_address(row.name, row.version))
     return {text for address in found - {""} for text in (address, unquote(address))}
 
 
@@ -236,6 +262,7 @@ def _download_address(model: str, version: str) -> str:
         answer = request(
             "GET",
             "mlflow/model-versions/get-download-uri",
+            DownloadAddress,
             params={"name": model, "version": version},
         )
     except RequestRefused as error:
@@ -243,7 +270,7 @@ def _download_address(model: str, version: str) -> str:
             raise
         return ""
 
-    return str(answer.get("artifact_uri") or "")
+    return answer.artifact_uri
 
 
 def _contains(address: str, prefix: str) -> bool:
@@ -268,12 +295,11 @@ def find_trial_ids(run_id: str, run: RunName) -> list[str]:
 
     The tag of the parent alone is not enough, since every client of MLflow can set it.
     """
-    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
-        "experiment_id"
-    ]
+    answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+    experiment = answer.run.info.experiment_id
     records = _search_runs([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
     trial_name = re.compile(rf"{re.escape(run)}\.trial-[0-9]+")
-    return [record["id"] for record in records if trial_name.fullmatch(record["name"])]
+    return [record.id for record in records if trial_name.fullmatch(record.name)]
 
 
 def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
@@ -285,9 +311,7 @@ def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -
     found = _list_with_trials(pipeline, condition(f"tags.`{tracking.WORKFLOW}`", run))
     records = _without_trials(pipeline, found)
     # runs of other stores may have the same name
-    run_ids = [
-        record["id"] for record in records if record["tags"].get(STORE_TAG, own_id) == own_id
-    ]
+    run_ids = [record.id for record in records if record.tags.get(STORE_TAG, own_id) == own_id]
 
     if recorded_id:
         if recorded_id in run_ids:
@@ -306,37 +330,43 @@ def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -
     return ""
 
 
-def _list_with_trials(experiment: str, run_filter: str) -> Iterator[dict[str, Any]]:
-    """Yield the runs of an experiment, newest first, with the trials of sweeps."""
+def _list_with_trials(experiment: str, run_filter: str) -> Iterator[Record]:
+    """Yield the runs of an experiment, newest first, with the trials of sweeps. `run_filter`
+    requires the tag tracking.WORKFLOW."""
     try:
         answer = request(
-            "GET", "mlflow/experiments/get-by-name", params={"experiment_name": experiment}
+            "GET",
+            "mlflow/experiments/get-by-name",
+            ExperimentAnswer,
+            params={"experiment_name": experiment},
         )
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return
 
-    yield from _search_runs([answer["experiment"]["experiment_id"]], run_filter)
+    for record in _search_runs([answer.experiment.experiment_id], run_filter):
+        if not record.name:
+            raise _unfiltered(record, tracking.WORKFLOW)
+        yield record
 
 
-def _parent_id(record: Mapping[str, Any]) -> str:
+def _parent_id(record: Record) -> str:
     """Return the MLflow id of the sweep of a trial; "" for another run."""
-    return record["tags"].get(tracking.PARENT, "")
+    return record.tags.get(tracking.PARENT, "")
 
 
-def _without_trials(experiment: str, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _without_trials(experiment: str, records: Iterable[Record]) -> Iterator[Record]:
     """Yield the runs that are no trials of sweeps and have valid names."""
     for record in records:
-        if tracking.PARENT in record["tags"]:
+        if tracking.PARENT in record.tags:
             continue
 
-        name = RunName.or_none(record["name"])
-        if name:
-            yield record | {"name": name}
+        if RunName.matches(record.name):
+            yield record
         else:
             say(
-                f"a run of {show(experiment)} in MLflow is skipped: {show(record['name'])} is not"
+                f"a run of {show(experiment)} in MLflow is skipped: {show(record.name)} is not"
                 " the name of a run"
             )
 
@@ -344,18 +374,33 @@ def _without_trials(experiment: str, records: Iterable[dict[str, Any]]) -> Itera
 def _find_data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
     """Return, as RUN/TASK, the artifacts that runs of other pipelines use as data.source."""
     ids = [
-        found["experiment_id"]
-        for found in _search_all("experiments", "experiments", {})
-        if found["name"] not in pipelines
+        experiment.experiment_id
+        for page in _search_all("experiments", ExperimentsPage)
+        for experiment in page.experiments
+        if experiment.name not in pipelines
     ]
     condition = f"{ANY_WORKFLOW} AND params.`data.source` ILIKE '{store.uri('')}%'"
-    records = _search_runs(ids, condition) if ids else ()
-    return frozenset().union(
-        *(_find_tasks_of_source(store, record["params"]["data.source"]) for record in records)
+    sources = set[str]()
+
+    for record in _search_runs(ids, condition) if ids else ():
+        source = record.params.get("data.source", "")
+        if not parse_s3_address(source):
+            raise _unfiltered(record, "data.source")
+        sources.add(source)
+
+    return frozenset().union(*(_find_tasks_of_source(store, source) for source in sources))
+
+
+def _unfiltered(record: Record, name: str) -> TrackingError:
+    """Return the error for a run that does not match the filter of its search. Without the value of
+    `name`, the artifacts that the run uses would not be protected."""
+    return TrackingError(
+        f"MLflow answered mlflow/runs/search with the run {record.id}, whose {name} does not match"
+        f" the filter of the search. {SERVER_REMEDY}"
     )
 
 
-def _search_runs(experiments: list[str], run_filter: str) -> Iterator[dict[str, Any]]:
+def _search_runs(experiments: list[str], run_filter: str) -> Iterator[Record]:
     search: dict[str, Any] = {
         "experiment_ids": experiments,
         "filter": run_filter,
@@ -363,15 +408,15 @@ def _search_runs(experiments: list[str], run_filter: str) -> Iterator[dict[str, 
         "order_by": ["attributes.start_time DESC"],
     }
 
-    for answer in _request_pages("POST", "mlflow/runs/search", "json", search):
-        for run in answer.get("runs", []):
-            fields = {name: tracking.mapping(run["data"].get(name)) for name in ("tags", "params")}
-            name = fields["tags"].get(tracking.WORKFLOW, "")
-            yield {
-                "id": ObjectId(run["info"]["run_id"], "MLflow"),
-                "info": run["info"],
-                "name": name,
-            } | fields
+    for page in _request_pages("POST", "mlflow/runs/search", RunsPage, "json", search):
+        for run in page.runs:
+            yield Record(
+                id=ObjectId(run.info.run_id, "MLflow"),
+                name=run.data.tags.get(tracking.WORKFLOW, ""),
+                info=run.info,
+                params=run.data.params,
+                tags=run.data.tags,
+            )
 
 
 def _read_marks(store: Store, names: Iterable[str]) -> dict[str, Mark | None]:
@@ -386,7 +431,7 @@ def _add_mark_number(run: Run, mark: Mark | None) -> Run:
     return replace(run, number=mark.number if mark else 0)
 
 
-def _make_run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
+def _make_run(record: Record, pipeline: str, mark: Mark, resumable_s: float) -> Run | None:
     """Return the run described by a record in MLflow and by its mark; None if the mark is of
     another pipeline.
 
@@ -396,21 +441,21 @@ def _make_run(record: dict[str, Any], pipeline: str, mark: Mark, resumable_s: fl
     if mark.pipeline != pipeline:
         return None
 
-    info = record["info"]
+    info = record.info
     ended = mark.ended
-    if info["status"] == "RUNNING":
+    if info.status == "RUNNING":
         ended = None
     if ended is not None:
-        ended = max(ended, info.get("end_time", 0) / 1000)
+        ended = max(ended, info.end_time / 1000)
 
-    succeeded = mark.succeeded and info["status"] == "FINISHED"
+    succeeded = mark.succeeded and info.status == "FINISHED"
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
     # both are checked: every client can remove the tag, and marks of earlier versions of Rekindle
     # lack the field
-    counted = mark.counted and tracking.BACKFILL not in record["tags"]
-    return Run(record["name"], pipeline, ended, succeeded, counted, number=mark.number)
+    counted = mark.counted and tracking.BACKFILL not in record.tags
+    return Run(record.name, pipeline, ended, succeeded, counted, number=mark.number)
 
 
 def _combine_records(run: Run, other: Run) -> Run:
@@ -427,22 +472,22 @@ def _combine_records(run: Run, other: Run) -> Run:
     )
 
 
-def _find_used_tasks(record: dict[str, Any]) -> frozenset[str]:
+def _find_used_tasks(record: Record) -> frozenset[str]:
     """Return, as RUN/TASK, the artifacts of other runs that a run reads without copying them."""
-    if tracking.REFERS not in record["tags"]:
+    if tracking.REFERS not in record.tags:
         return frozenset()
-    values = (value for tag, value in record["tags"].items() if tag.startswith(tracking.CACHED))
+    values = (value for tag, value in record.tags.items() if tag.startswith(tracking.CACHED))
     return frozenset(task for value in values if (task := TaskReference.or_none(value)))
 
 
-def _find_compared_ids(records: list[dict[str, Any]]) -> set[str]:
+def _find_compared_ids(records: list[Record]) -> set[str]:
     """Return the MLflow ids of the runs with which later runs are compared. `records`: newest
     first."""
     newest: dict[str, str] = {}
     for record in records:
         for tag in COMPARED_TAGS:
-            if tag in record["tags"] and record["info"]["status"] == "FINISHED":
-                newest.setdefault(tag, record["id"])
+            if tag in record.tags and record.info.status == "FINISHED":
+                newest.setdefault(tag, record.id)
     return {*newest.values()}
 
 
@@ -485,70 +530,67 @@ def _list_releases(
     """
     claimed = claims.claimed_tasks(store, context.resumable_s, claims.RELEASES)
     models = {
-        model["name"]: model.get("aliases") or []
-        for model in _search_all("registered-models", "registered_models", {})
+        model.name: model.aliases
+        for page in _search_all("registered-models", ModelsPage)
+        for model in page.registered_models
     }
 
     for model, rows in versions.by_model().items():
         name = ModelName.or_none(model)
-        if not name or not any(tracking.URI in tracking.mapping(row.get("tags")) for row in rows):
+        if not name or not any(tracking.URI in row.tags for row in rows):
             continue
 
-        needed = {alias["version"] for alias in models.get(name, [])}
-        if context.targets and any(row.get("run_id") in records for row in rows):
+        needed = {alias.version for alias in models.get(name, [])}
+        if context.targets and any(row.run_id in records for row in rows):
             needed |= context.targets(name) | promotion.list_versions_in_use(store, name)
 
         for row in rows:
-            release = _make_release(store, own_id, row, records.get(row.get("run_id", "")))
+            release = _make_release(store, own_id, row, records.get(row.run_id))
             if release:
-                is_needed = row["version"] in needed or release.prefix.rstrip("/") in claimed
+                is_needed = row.version in needed or release.prefix.rstrip("/") in claimed
                 yield replace(release, needed=is_needed)
 
 
-def _make_release(
-    store: Store, own_id: str, row: Mapping[str, Any], run: Run | None
-) -> Release | None:
+def _make_release(store: Store, own_id: str, row: ModelVersion, run: Run | None) -> Release | None:
     """Return the release of a version; None if the version does not belong to this store.
 
     If this store has begun to remove the version, it is also returned when its files are already
     removed, or belong to a new version.
     """
-    tags = tracking.mapping(row.get("tags"))
-    key = ArtifactKey.or_none(str(tags.get(tracking.URI, "")).rstrip("/"))
-
-    number = Version.or_none(row["version"])
-    if not key or not number or not is_release(key):
+    key = ArtifactKey.or_none(row.tags.get(tracking.URI, "").rstrip("/"))
+    number = Version(row.version, "MLflow")
+    if not key or not is_release(key):
         return None
 
     owner = read_owner(store, key.prefix)
-    has_files = owner is not None and (owner.name, owner.version) == (row["name"], number)
+    has_files = owner is not None and (owner.name, owner.version) == (row.name, number)
 
-    is_marked = tags.get(tracking.REMOVED) == own_id
+    is_marked = row.tags.get(tracking.REMOVED) == own_id
     if not has_files and not is_marked:
         return None
 
     return Release(
-        model=row["name"],
+        model=row.name,
         version=number.number,
         prefix=key.prefix,
         pipeline=run.pipeline if run else "",
         sha256=owner.model_sha256 if owner else "",
         run=run.name if run else "",
-        created=int(row.get("creation_timestamp", 0)) / 1000,
+        created=row.creation_timestamp / 1000,
         # while the store has the files, the tag alone does not prove that their removal has begun
         marked=is_marked and (not has_files or (owner is not None and owner.removed)),
     )
 
 
-def _search_all(resource: str, field: str, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    parameters = {"max_results": PAGE, **search}
-    for answer in _request_pages("GET", f"mlflow/{resource}/search", "params", parameters):
-        yield from answer.get(field) or []
+def _search_all(resource: str, model: type[P]) -> Iterator[P]:
+    """Yield the pages of all objects of a kind."""
+    path = f"mlflow/{resource}/search"
+    return _request_pages("GET", path, model, "params", {"max_results": PAGE})
 
 
 def _request_pages(
-    method: str, path: str, content: str, search: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+    method: str, path: str, model: type[P], content: str, search: Mapping[str, Any]
+) -> Iterator[P]:
     """Yield the pages of MLflow's answer to a search. `content`: "json" or "params".
 
     Raises TrackingError if a page token repeats, because the pages would not end.
@@ -557,16 +599,16 @@ def _request_pages(
     page = dict(search)
 
     while True:
-        answer = request(method, path, **{content: page})
+        answer = request(method, path, model, **{content: page})
         yield answer
 
-        token = str(answer.get("next_page_token") or "")
+        token = answer.next_page_token
         if not token:
             return
         if token in tokens:
             raise TrackingError(
                 f"MLflow answers {path} with the page token {show(token)} again, so its pages do"
-                " not end: check that MLFLOW_TRACKING_URI is the address of an MLflow server."
+                f" not end. {SERVER_REMEDY}"
             )
 
         tokens.add(token)

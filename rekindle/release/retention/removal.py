@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.content.verified_release import MLFLOW_FILES, RELEASE_RECORD, UNHASHED_FILES
 from rekindle.errors import Conflict, NotFound
-from rekindle.mlflow_api import RequestRefused, request
+from rekindle.mlflow_api import Answer, RequestRefused, RunAnswer, request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import Owner, read_owner
 from rekindle.release.retention import listing, ownership
@@ -147,20 +147,18 @@ def delete_record(run_id: str) -> None:
     of a run with the tag tracking.REMOVED.
     """
     with suppress_missing():
-        root = split_address(
-            request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
-                "artifact_uri"
-            ]
-        )
+        answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+        root = split_address(answer.run.info.artifact_uri)
 
         # only artifacts in a folder with the run's id are deleted, since users may choose any
         # folder for an experiment. MLflow cannot delete artifacts in other stores
         has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if root.scheme == "mlflow-artifacts" and has_own_folder:
-            request("DELETE", f"mlflow-artifacts/artifacts/{quote(root.path.strip('/'))}")
+            path = quote(root.path.strip("/"))
+            request("DELETE", f"mlflow-artifacts/artifacts/{path}", Answer)
 
         tracking.log(run_id, tags={tracking.REMOVED: "yes"})
-        request("POST", "mlflow/runs/delete", json={"run_id": run_id})
+        request("POST", "mlflow/runs/delete", Answer, json={"run_id": run_id})
 
 
 def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
@@ -178,12 +176,11 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
     version = {"name": release.model, "version": str(release.version)}
     mark = {**version, "key": tracking.REMOVED}
     with suppress_missing():
-        request(
-            "POST", "mlflow/model-versions/set-tag", json={**mark, "value": listing.store_id(store)}
-        )
+        tag = {**mark, "value": listing.store_id(store)}
+        request("POST", "mlflow/model-versions/set-tag", Answer, json=tag)
         # the alias was set after the decision
         if listing.has_alias(release.model, str(release.version)):
-            request("DELETE", "mlflow/model-versions/delete-tag", json=mark)
+            request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=mark)
             return
 
     tracking.remove_duplicates(
@@ -194,7 +191,7 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
         _remove_files(store, release, [obj.key for obj in objects])
 
     with suppress_missing():
-        request("DELETE", "mlflow/model-versions/delete", json=version)
+        request("DELETE", "mlflow/model-versions/delete", Answer, json=version)
 
 
 def _remove_files(store: Store, release: Release, keys: list[str]) -> None:

@@ -22,7 +22,7 @@ from rekindle.errors import RekindleError, TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
-from rekindle.mlflow_api import request
+from rekindle.mlflow_api import Answer, RunAnswer, RunInfo, VersionAnswer, VersionsPage, request
 from rekindle.names import RunName
 from rekindle.operations import retention
 from rekindle.release.retention import listing, ownership, removal
@@ -371,15 +371,15 @@ def release(
     return registered.version
 
 
+def run_info(run_id: str) -> RunInfo:
+    return request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id}).run.info
+
+
 def versions(runs: Runs) -> dict[str, bool]:
     """Map the versions of the model to the existence of their files."""
-    found = request(
-        "GET", "mlflow/model-versions/search", params={"filter": f"name = '{runs.pipeline}'"}
-    )
-    rows = {
-        item["version"]: item["source"].split("/", 3)[3]
-        for item in found.get("model_versions") or []
-    }
+    search = {"filter": f"name = '{runs.pipeline}'"}
+    page = request("GET", "mlflow/model-versions/search", VersionsPage, params=search)
+    rows = {item.version: item.source.split("/", 3)[3] for item in page.model_versions}
     return {
         version: bool(list(runs.store.list(prefix))) for version, prefix in sorted(rows.items())
     }
@@ -455,16 +455,17 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
 
 def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
     """Copy a version into another model, as MLflow does, with or without its tags."""
-    found = request(
-        "GET", "mlflow/model-versions/get", params={"name": runs.pipeline, "version": version}
-    )
-    original = found["model_version"]
-    copy = {"name": model, "source": original["source"], "run_id": original["run_id"]}
-    request("POST", "mlflow/registered-models/create", json={"name": model})
+    search = {"name": runs.pipeline, "version": version}
+    found = request("GET", "mlflow/model-versions/get", VersionAnswer, params=search)
+    original = found.model_version
+    pairs = [{"key": name, "value": value} for name, value in original.tags.items()]
+    copy = {"name": model, "source": original.source, "run_id": original.run_id}
+    request("POST", "mlflow/registered-models/create", Answer, json={"name": model})
     request(
         "POST",
         "mlflow/model-versions/create",
-        json=copy | ({"tags": original["tags"]} if tags else {}),
+        Answer,
+        json=copy | ({"tags": pairs} if tags else {}),
     )
 
 
@@ -477,7 +478,7 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
     register_copy(runs, f"{runs.pipeline}-live", numbers[0], tags=True)
     register_copy(runs, f"{runs.pipeline}-other", numbers[1], tags=False)
     alias = {"name": f"{runs.pipeline}-live", "alias": "live", "version": "1"}
-    request("POST", "mlflow/registered-models/alias", json=alias)
+    request("POST", "mlflow/registered-models/alias", Answer, json=alias)
     runs.make(keep_releases=1)
     retention.prune(runs.home, None, {}, delete=True)
     assert [*versions(runs)] == [numbers[3]]
@@ -493,7 +494,7 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     assert found
     tracking.record_champion(runs.pipeline, first, "d-1")
     renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
-    request("POST", "mlflow/registered-models/rename", json=renamed)
+    request("POST", "mlflow/registered-models/rename", Answer, json=renamed)
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
     tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
     last = release(runs, runs.make(keep_releases=1))
@@ -680,7 +681,7 @@ def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwrit
     record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
     item = Release(runs.pipeline, int(number), found.uri, runs.pipeline, marked=True)
     alias = {"name": runs.pipeline, "alias": tracking.CANDIDATE}
-    request("DELETE", "mlflow/registered-models/alias", json=alias)
+    request("DELETE", "mlflow/registered-models/alias", Answer, json=alias)
 
     with Proxy(runs.store.endpoint or "") as proxy:
 
@@ -835,9 +836,11 @@ def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: R
     other = runs.make()
     parent = tracking.find_run(runs.pipeline, sweep) or ""
     trial = tracking.start_run(runs.pipeline, f"{sweep}.trial-0", {tracking.PARENT: parent})
-    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-mine"})
+    request(
+        "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-mine"}
+    )
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{trial}/model", "run_id": trial}
-    request("POST", "mlflow/model-versions/create", json=version)
+    request("POST", "mlflow/model-versions/create", Answer, json=version)
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(sweep) == {"mlflow"}
     assert tracking.find_run(runs.pipeline, f"{sweep}.trial-0") == trial
@@ -923,34 +926,29 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
     tracking.log(run_id, tags={"rekindle.code": "abc"})
 
-    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]["info"][
-        "experiment_id"
-    ]
+    experiment = run_info(run_id).experiment_id
     tags = [{"key": tracking.WORKFLOW, "value": scheduled}]
 
     forged = request(
         "POST",
         "mlflow/runs/create",
+        RunAnswer,
         json={"experiment_id": experiment, "start_time": 1, "tags": tags},
     )
 
-    forged_id = forged["run"]["info"]["run_id"]
+    forged_id = forged.run.info.run_id
 
     request(
         "POST",
         "mlflow/runs/update",
+        Answer,
         json={"run_id": forged_id, "status": "FINISHED", "end_time": 2},
     )
 
     retention.end_of_run(runs.home, runs.workflow(last))
 
     for each in (run_id, forged_id):
-        assert (
-            request("GET", "mlflow/runs/get", params={"run_id": each})["run"]["info"][
-                "lifecycle_stage"
-            ]
-            == "active"
-        )
+        assert run_info(each).lifecycle_stage == "active"
 
     assert runs.places(other) == set()
 
@@ -1078,13 +1076,14 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
         request(
             "POST",
             "mlflow/registered-models/create",
+            Answer,
             json={"name": f"{runs.pipeline}-{uuid.uuid4().hex}"},
         )
 
         if uri == f"raw/{runs.pipeline}":
-            request("POST", "mlflow/registered-models/create", json={"name": runs.pipeline})
+            request("POST", "mlflow/registered-models/create", Answer, json={"name": runs.pipeline})
 
-        request("POST", "mlflow/model-versions/create", json=version | {"tags": tags})
+        request("POST", "mlflow/model-versions/create", Answer, json=version | {"tags": tags})
 
     runs.make(keep_releases=1)
     assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
@@ -1098,10 +1097,13 @@ def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     found = tracking.find_version(runs.pipeline, numbers[0])
     assert found
     text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
-    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-ref"})
+    request(
+        "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-ref"}
+    )
     request(
         "POST",
         "mlflow/model-versions/create",
+        Answer,
         json={"name": f"{runs.pipeline}-ref", "source": text},
     )
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
@@ -1113,9 +1115,11 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
     name = runs.make()
     other = runs.make()
     run_id = tracking.find_run(runs.pipeline, name) or ""
-    request("POST", "mlflow/registered-models/create", json={"name": f"{runs.pipeline}-mine"})
+    request(
+        "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-mine"}
+    )
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
-    request("POST", "mlflow/model-versions/create", json=version)
+    request("POST", "mlflow/model-versions/create", Answer, json=version)
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(name) == {"mlflow"}
     assert runs.places(other) == set()
@@ -1203,9 +1207,7 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
     workflow = {"metadata": {"name": reported}}
     ownership.end(runs.store, workflow, runs.pipeline, True, run_ids[reported])
 
-    experiment = request("GET", "mlflow/runs/get", params={"run_id": run_ids[reported]})["run"][
-        "info"
-    ]["experiment_id"]
+    experiment = run_info(run_ids[reported]).experiment_id
     mine = {}
 
     for name in (reported, unreported):
@@ -1213,14 +1215,16 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
         created = request(
             "POST",
             "mlflow/runs/create",
+            RunAnswer,
             json={"experiment_id": experiment, "start_time": 1, "tags": tags},
         )
 
-        mine[name] = created["run"]["info"]["run_id"]
+        mine[name] = created.run.info.run_id
 
         request(
             "POST",
             "mlflow/runs/update",
+            Answer,
             json={"run_id": mine[name], "status": "FINISHED", "end_time": 2},
         )
 
@@ -1245,7 +1249,7 @@ def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
 def remove_tag(runs: Runs, name: str, tag: str) -> None:
     """Remove a tag of a run, as every client of MLflow can."""
     run_id = tracking.find_run(runs.pipeline, name)
-    request("POST", "mlflow/runs/delete-tag", json={"run_id": run_id, "key": tag})
+    request("POST", "mlflow/runs/delete-tag", Answer, json={"run_id": run_id, "key": tag})
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 
 from rekindle.errors import TrackingError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
+from rekindle.mlflow_api import ModelVersion
 from rekindle.names import RunName
 from rekindle.release.retention.decision import Release
 from rekindle.release.retention.listing import (
@@ -27,7 +28,8 @@ def test_a_release_with_a_malformed_document_reads_no_other(s3: Store, content: 
 
 
 def test_the_source_of_a_version_may_be_any_text() -> None:
-    assert list_addresses({"name": "demo", "version": "1", "source": "s3://[x"}) == {"s3://[x"}
+    version = ModelVersion(name="demo", version="1", source="s3://[x")
+    assert list_addresses(version) == {"s3://[x"}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,8 @@ def test_the_source_of_a_version_may_be_any_text() -> None:
 def test_a_search_whose_page_token_repeats_is_an_error(
     monkeypatch: pytest.MonkeyPatch, path: str, search: Callable[[], object]
 ) -> None:
-    page = json.dumps({"experiment": {"experiment_id": "1"}, "next_page_token": "same"})
+    experiment = {"experiment_id": "1", "name": "demo"}
+    page = json.dumps({"experiment": experiment, "next_page_token": "same"})
     # the last page ends a search that does not notice the repeated token
     with HttpServer(lambda _: Answer(body=page if len(server.requests) < 9 else "{}")) as server:
         monkeypatch.setenv(MLFLOW_TRACKING_URI, server.url)

@@ -1,0 +1,240 @@
+"""A malformed answer of an MLflow server is one error that names the server, the call and the
+field."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rekindle import mlflow_api, tracking
+from rekindle.errors import RekindleError, TrackingError
+from rekindle.mlflow_api import Answer, RunsPage
+from rekindle.names import RunName
+from rekindle.release.retention import listing, removal
+from rekindle.storage import Store
+from tests.rekindle.mlflow_documents import DOCUMENTS, RUN, RUN_ID, MlflowServer
+from tests.rekindle.mutations import mutations
+
+SOURCE = "s3://bucket/releases/demo/0123456789ab"
+
+
+def register() -> object:
+    return tracking.register(
+        "demo", "releases/demo/0123456789ab", SOURCE, "0" * 64, RUN_ID, {"workload": "w"}
+    )
+
+
+def remove_run_record() -> object:
+    tracking._artifact_root.cache_clear()
+    return removal.delete_record(RUN_ID)
+
+
+# path → functions that read its answer
+READERS: dict[str, list[Callable[[], object]]] = {
+    "mlflow/artifacts/list": [lambda: tracking.artifacts(RUN_ID, "evaluation")],
+    "mlflow/registered-models/get": [
+        lambda: tracking.champion("demo"),
+        lambda: listing.has_alias("demo", "1"),
+    ],
+    "mlflow/experiments/get-by-name": [
+        lambda: tracking.find_run("demo", "demo-4k2xp"),
+        lambda: tracking.show_columns("demo", ["auc"]),
+        lambda: listing.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
+    ],
+    "mlflow/experiments/search": [tracking.find_page_address],
+    "mlflow/runs/get": [
+        lambda: tracking.read_tags(RUN_ID),
+        lambda: tracking.read_params(RUN_ID),
+        lambda: listing.find_trial_ids(RUN_ID, RunName("demo-4k2xp")),
+        remove_run_record,
+    ],
+    "mlflow/runs/create": [lambda: tracking.start_run("demo", "other")],
+    "mlflow/runs/search": [
+        lambda: tracking.find_run("demo", "demo-4k2xp"),
+        lambda: tracking.find_last_start("demo"),
+        lambda: tracking.find_last_prepared_runs("demo", "w", ""),
+        lambda: tracking.find_page_address("demo-4k2xp"),
+        lambda: listing.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
+    ],
+    "mlflow/model-versions/get": [
+        lambda: tracking.champion("demo"),
+        lambda: tracking.find_version("demo", "1"),
+    ],
+    "mlflow/model-versions/create": [register],
+    "mlflow/model-versions/search": [
+        register,
+        lambda: tracking.promoted_releases("demo"),
+        lambda: listing.RegisteredVersions().run_ids([]),
+    ],
+    "mlflow/model-versions/get-download-uri": [
+        lambda: listing._download_address.__wrapped__("demo", "1")
+    ],
+}
+CASES = [(path, number) for path, readers in READERS.items() for number in range(len(readers))]
+
+
+@pytest.fixture
+def server() -> Iterator[MlflowServer]:
+    tracking._artifact_root.cache_clear()
+    with MlflowServer() as server:
+        yield server
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """Return the message of the error that a call raises; "" if it succeeds."""
+    try:
+        call()
+    except RekindleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("path", "number"), CASES)
+def test_a_valid_answer_is_read(server: MlflowServer, path: str, number: int) -> None:
+    server.answer_with(path, json.dumps(DOCUMENTS[path] | {"a_later_field": {"x": [1]}}).encode())
+    assert error_of(READERS[path][number]) == ""
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize(("path", "number"), CASES)
+def test_every_malformed_answer_is_accepted_or_one_error(
+    server: MlflowServer, path: str, number: int
+) -> None:
+    for content in mutations(DOCUMENTS[path]):
+        server.answer_with(path, content)
+
+        message = error_of(READERS[path][number])
+
+        assert not re.search("[\x00-\x1f\x7f-\x9f]", message), (content[:200], message)
+        assert len(message) < 2000
+
+
+MALFORMED = [
+    ("mlflow/runs/get", {}, "run: Field required"),
+    ("mlflow/runs/get", {"run": 5}, "run: Input should be an object"),
+    ("mlflow/runs/get", {"run": {"info": None, "data": {}}}, "run.info: Input should be an object"),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "info": {**RUN["info"], "run_id": 5}}},
+        "run.info.run_id: Input should be a valid string",
+    ),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "info": {**RUN["info"], "run_id": "../x"}}},
+        'run.info.run_id: "../x" is not an id',
+    ),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "info": {**RUN["info"], "start_time": 10**30}}},
+        "run.info.start_time: Input should be less than or equal to",
+    ),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "data": {"tags": {"a": "b"}}}},
+        "run.data.tags: it must be a list",
+    ),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "data": {"tags": [{"value": "b"}]}}},
+        "run.data.tags: the item 0 must be an object with the text `key`",
+    ),
+    (
+        "mlflow/runs/get",
+        {"run": {**RUN, "data": {"metrics": [{"key": "auc", "value": "high"}]}}},
+        'run.data.metrics: the value of "auc" must be a number',
+    ),
+    (
+        "mlflow/registered-models/get",
+        {"registered_model": {"name": "demo", "aliases": [{"alias": "champion", "version": 1}]}},
+        "registered_model.aliases.0.version: Input should be a valid string",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "fault"), MALFORMED)
+def test_the_error_names_the_server_the_call_and_the_field(
+    server: MlflowServer, path: str, content: Any, fault: str
+) -> None:
+    server.answer_with(path, json.dumps(content).encode())
+
+    message = error_of(READERS[path][0])
+
+    start = f"MLflow at {server.url} answered GET {path} with a malformed document: "
+    assert message.startswith(start)
+    assert fault in message.replace('"run.', "run.").replace('":', ":").replace('"reg', "reg")
+    assert message.endswith("Check that MLFLOW_TRACKING_URI is the address of an MLflow server.")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"<html><body>Sign in</body></html>", b"null", b"[]", b'{"a": NaN', b"\xff"]
+)
+@pytest.mark.parametrize("path", ["mlflow/runs/search", "mlflow/runs/log-batch"])
+def test_an_answer_that_is_not_an_object_is_not_an_empty_answer(
+    server: MlflowServer, path: str, content: bytes
+) -> None:
+    server.answer_with(path, content)
+    with pytest.raises(TrackingError, match=f"MLflow at {server.url} answered 200 OK: "):
+        mlflow_api.request("POST", path, Answer if path.endswith("batch") else RunsPage, json={})
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"error_code": 5}', b'{"error_code": {}}', b'{"error_code": "X", "message": []}']
+)
+def test_a_malformed_error_is_shown(server: MlflowServer, content: bytes) -> None:
+    server.answer_with("mlflow/runs/get", content, 400)
+    with pytest.raises(TrackingError, match=r"answered 400 Bad Request: '\{\"error_code\""):
+        tracking.read_tags(RUN_ID)
+
+
+def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
+    values = ["NaN", "Infinity", 5, -1.5, 10**400]
+    metrics = [{"key": f"m{number}", "value": value} for number, value in enumerate(values)]
+    run = {**RUN, "data": {**RUN["data"], "metrics": metrics}}
+    server.answer_with("mlflow/runs/search", json.dumps({"runs": [run]}).encode())
+
+    (found,) = tracking.find_last_prepared_runs("demo", "w", "")
+
+    assert found.metrics == {"m2": 5.0, "m3": -1.5}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "call"),
+    [
+        ("mlflow/runs/get", b"", remove_run_record),
+        ("mlflow/runs/get", b'{"run": {}}', remove_run_record),
+        ("mlflow/runs/get", b'{"run": {"info": {"run_id": "x"}, "data": {}}}', remove_run_record),
+        ("mlflow/model-versions/search", b"", register),
+        ("mlflow/model-versions/search", b'{"model_versions": {}}', register),
+        ("mlflow/model-versions/search", b'{"model_versions": [{"name": "demo"}]}', register),
+    ],
+)
+def test_nothing_is_deleted_after_a_malformed_answer(
+    server: MlflowServer, path: str, content: bytes, call: Callable[[], object]
+) -> None:
+    server.answer_with(path, content)
+
+    assert error_of(call).startswith(f"MLflow at {server.url} answered ")
+
+    assert "DELETE" not in [request.method for request in server.requests]
+    assert not any(request.path.endswith("/delete") for request in server.requests)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"tags": None, "params": []},
+        {**RUN["data"], "params": None},
+        {**RUN["data"], "params": [{"key": "data.source", "value": "x"}]},
+    ],
+)
+def test_the_data_of_a_run_that_lacks_its_source_is_not_unused(
+    server: MlflowServer, s3: Store, data: dict[str, Any]
+) -> None:
+    page = {"runs": [{**RUN, "data": data}]}
+    server.answer_with("mlflow/runs/search", json.dumps(page).encode())
+    with pytest.raises(
+        TrackingError, match=f"the run {RUN_ID}, whose .* does not match the filter"
+    ):
+        listing.read(s3, ["other"], listing.Context({}, 1, 1, None))
