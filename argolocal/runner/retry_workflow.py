@@ -14,9 +14,9 @@ def reset_for_retry(status: dict[str, Any]) -> dict[str, Any]:
         id
         for id, node in nodes.items()
         if ".onExit" in node["name"]
-        or (node["phase"] != "Succeeded" and node["type"] not in groups)
-        or (node["phase"] in ("Skipped", "Omitted"))
-        or (node["type"] == "Pod" and node["phase"] != "Succeeded")
+        or (node.get("phase") != "Succeeded" and node["type"] not in groups)
+        or (node.get("phase") in ("Skipped", "Omitted"))
+        or (node["type"] == "Pod" and node.get("phase") != "Succeeded")
     }
 
     queue = list(removed_ids)
@@ -33,7 +33,7 @@ def reset_for_retry(status: dict[str, Any]) -> dict[str, Any]:
     kept_nodes = {id: node for id, node in nodes.items() if id not in removed_ids | nested_ids}
     for node in kept_nodes.values():
         node["children"] = [child for child in node.get("children", []) if child in kept_nodes]
-        if node["phase"] != "Succeeded":
+        if node.get("phase") != "Succeeded":
             node["phase"] = "Running"
             node["finishedAt"] = None
             node.pop("message", None)

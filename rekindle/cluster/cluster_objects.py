@@ -1,5 +1,7 @@
 """The Kubernetes objects that commands read and change on a cluster."""
 
+from collections.abc import Callable
+
 from argolocal.common.object_names import LABEL_VALUE
 from argolocal.manifest.training_jobs import JOB_VERSION
 from argolocal.manifest.types import Object
@@ -29,9 +31,20 @@ class ClusterObjects:
     def deployments(self, model: str) -> list[Object]:
         """Return the Deployments of a model; [] if the model's name is valid in MLflow, but not as
         a label."""
+        return self._list(model, None)
+
+    def has_malformed_deployment(self, model: str) -> bool:
+        """Return True if `deployments` leaves out a malformed Deployment, whose version is
+        unknown."""
+        malformed = list[object]()
+        self._list(model, malformed.append)
+        return bool(malformed)
+
+    def _list(self, model: str, on_malformed: Callable[[object], None] | None) -> list[Object]:
         if not model or not LABEL_VALUE.allows(model):
             return []
-        return self.cluster.list_objects(KINDS["Deployment"], f"{NAME_LABEL}={model}")
+        labels = f"{NAME_LABEL}={model}"
+        return self.cluster.list_objects(KINDS["Deployment"], labels, on_malformed=on_malformed)
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
         """Apply a merge patch. Raises ApiError; raises Conflict if the resourceVersion has

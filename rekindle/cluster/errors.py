@@ -24,6 +24,10 @@ class BadObject(ApiError, ConfigError):
     """The request itself is wrong: a retry cannot help."""
 
 
+class MalformedObject(ApiError):
+    """The API server answered with an object that is not of its type."""
+
+
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
 # HTTP status, pattern of the server's message, template of our message, which may use the groups of
 # the pattern. The first matching rule applies.

@@ -6,21 +6,22 @@ remedy.
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
 If the connection is lost or the server is overloaded, a call is retried for some seconds, and a
-watch is retried without limit. Only `connect` imports the kubernetes client, which takes half a
-second.
+watch is retried without limit. Each object is compared with its type (objects/types.py): a
+malformed object is an error, and in a list it is left out with one warning. Only `connect` imports
+the kubernetes client, which takes half a second.
 """
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
-from rekindle.cluster.errors import ApiError, api_error
-from rekindle.errors import without_user
+from rekindle.cluster.errors import ApiError, MalformedObject, api_error
+from rekindle.errors import say, without_user
 from rekindle.names import PathName, show
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
@@ -67,6 +68,7 @@ class Cluster:
         self.namespace = namespace
         self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
         self.server: str = without_user(client.configuration.host)
+        self.reported: set[str] = set()  # warnings that were already printed
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
@@ -97,7 +99,10 @@ class Cluster:
         return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:
-        return self.call("GET", resource.path(self.namespace, name))
+        """Return the object. Raises ApiError, and MalformedObject if it is not of its type."""
+        obj = self.call("GET", resource.path(self.namespace, name))
+        self._require_valid(resource, obj)
+        return obj
 
     def find(self, resource: Resource, name: str) -> Object | None:
         """Return the object, or None if it does not exist."""
@@ -109,14 +114,19 @@ class Cluster:
             raise
 
     def list_objects(
-        self, resource: Resource, labels: str = "", metadata_only: bool = False
+        self,
+        resource: Resource,
+        labels: str = "",
+        metadata_only: bool = False,
+        on_malformed: Callable[[object], None] | None = None,
     ) -> list[Object]:
-        """Return all objects. Raises ApiError, also if a page token repeats."""
+        """Return all objects, without the malformed ones: for each of these, print one warning, and
+        call `on_malformed`. Raises ApiError, also if a page token repeats."""
         media_type = (
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
         )
         query = {"labelSelector": labels, "limit": "200"}
-        objects = []
+        objects = list[Object]()
         tokens = set[str]()
 
         while True:
@@ -127,10 +137,13 @@ class Cluster:
                 accept=media_type if metadata_only else "",
             )
 
-            # the API may return null instead of an empty list
-            objects += page["items"] or []
+            for item in self._items(resource, page):
+                if self._is_valid(resource, item, metadata_only):
+                    objects.append(item)
+                elif on_malformed:
+                    on_malformed(item)
 
-            token = str((page.get("metadata") or {}).get("continue") or "")
+            token = self._page_metadata(resource, page).get("continue") or ""
             if not token:
                 return objects
             if token in tokens:
@@ -141,6 +154,68 @@ class Cluster:
 
             tokens.add(token)
             query["continue"] = token
+
+    def _items(self, resource: Resource, page: Object) -> list[object]:
+        """Return the items of a list. Raises MalformedObject."""
+        # the API may return null instead of an empty list
+        items = page["items"] or [] if "items" in page else None
+        if isinstance(items, list):
+            return items
+        raise self._malformed(resource, "list", "items: it must be a list")
+
+    def _page_metadata(self, resource: Resource, page: Object) -> dict[str, str]:
+        """Return the metadata of a list. Raises MalformedObject."""
+        metadata = page.get("metadata") or {}
+        fields = ("continue", "resourceVersion")
+        is_valid = isinstance(metadata, dict) and all(
+            isinstance(metadata.get(field, ""), str) for field in fields
+        )
+        if is_valid:
+            return metadata
+        raise self._malformed(
+            resource, "list", "metadata: it must be an object, and its fields must be texts"
+        )
+
+    def _is_valid(self, resource: Resource, item: object, metadata_only: bool = False) -> bool:
+        """Return False for a malformed object, and print one warning, which names the object."""
+        try:
+            self._require_valid(resource, item, metadata_only)
+        except MalformedObject as error:
+            if str(error) not in self.reported:
+                self.reported.add(str(error))
+                say(f"warning: an object is passed over: {error}")
+            return False
+        return True
+
+    def _require_valid(self, resource: Resource, item: object, metadata_only: bool = False) -> None:
+        """Raise MalformedObject unless an object is of its type."""
+        # imported in this function, because pydantic would slow down `rekindle --help`
+        from rekindle.cluster.objects.validation import find_fault
+
+        fault = find_fault(resource.plural, item, metadata_only)
+        if fault:
+            raise self._malformed(resource, describe_name(item), fault)
+
+    def _malformed(self, resource: Resource, name: str, fault: str) -> MalformedObject:
+        return MalformedObject(
+            f"{self.server} answered with a malformed object, {resource.plural} {name}: {fault}."
+            " Correct or delete the object with kubectl."
+        )
+
+    def read(self, kind: str, method: str, path: str, body: object = None) -> Object:
+        """Return an answer that is not an object: a "version", "apiresources" or "accessreviews".
+        Raises ApiError, and MalformedObject if the answer is not of this type."""
+        # imported in this function, because pydantic would slow down `rekindle --help`
+        from rekindle.cluster.objects.validation import find_fault
+
+        answer = self.call(method, path, body)
+        fault = find_fault(kind, answer)
+        if fault:
+            raise MalformedObject(
+                f"{self.server} answered {method} {path} with a malformed document: {fault}. Check"
+                " that it is the address of a Kubernetes API."
+            )
+        return answer
 
     def create(self, resource: Resource, body: Object, dry_run: bool = False) -> Object:
         return self.call(
@@ -184,12 +259,12 @@ class Cluster:
         """Send a request, retry it after a temporary error, and return the response. Raises
         ApiError."""
         data = self._request(method, path, body, query, accept).data or b"{}"
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            raise ApiError(
-                f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}"
-            ) from None
+        answer = parse_object(data)
+        if answer is not None:
+            return answer
+        raise ApiError(
+            f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}"
+        )
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost
@@ -224,7 +299,8 @@ class Cluster:
 
         Resumes after an expired resource version, a server restart and a lost connection; calls
         `on_lost` while the server is unreachable. Raises ApiError for permanent errors, such as a
-        missing permission or an unknown kind.
+        missing permission or an unknown kind. A malformed object is left out with a warning; with
+        `name`, it raises MalformedObject.
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
         selectors.update({"labelSelector": labels} if labels else {})
@@ -237,7 +313,7 @@ class Cluster:
             started_at = time.monotonic()
             try:
                 if not version:
-                    version, changes = self._relist(resource, selectors, known_objects)
+                    version, changes = self._relist(resource, name, selectors, known_objects)
                     last_success = time.monotonic()
                     yield from changes
 
@@ -249,14 +325,15 @@ class Cluster:
                     "timeoutSeconds": str(WATCH_SECONDS),
                 }
                 for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
-                    kind, obj = _parse_event(line)
+                    kind, obj, version = _parse_event(line)
                     last_success = time.monotonic()
                     pause = 0.1
-                    version = obj["metadata"]["resourceVersion"]
 
-                    if kind != "BOOKMARK":
+                    if kind != "BOOKMARK" and self._is_watchable(resource, name, obj):
                         _record_event(known_objects, kind, obj)
                         yield kind, obj
+            except MalformedObject:
+                raise
             except ApiError as error:
                 if error.code == 410:
                     version = ""
@@ -276,13 +353,34 @@ class Cluster:
             time.sleep(pause)
             pause = min(5.0, pause * 2)
 
+    def _is_watchable(self, resource: Resource, name: str, obj: object) -> bool:
+        """Return False for a malformed object. Raises MalformedObject if only the object `name` is
+        watched."""
+        if name:
+            self._require_valid(resource, obj)
+            return True
+        return self._is_valid(resource, obj)
+
     def _relist(
-        self, resource: Resource, selectors: Mapping[str, str], known_objects: dict[str, Object]
+        self,
+        resource: Resource,
+        name: str,
+        selectors: Mapping[str, str],
+        known_objects: dict[str, Object],
     ) -> tuple[str, list[tuple[str, Object]]]:
         """List the objects and update `known_objects`; return the resource version, and the
         differences from the previous `known_objects` as events."""
         page = self.call("GET", resource.path(self.namespace), query=selectors)
-        current_objects = {item["metadata"]["uid"]: item for item in page["items"] or []}
+        version = self._page_metadata(resource, page).get("resourceVersion")
+        if not version:
+            raise self._malformed(resource, "list", "metadata.resourceVersion: it is missing")
+
+        current_objects: dict[str, Object] = {}
+        for item in self._items(resource, page):
+            if self._is_watchable(resource, name, item):
+                obj = cast(Object, item)
+                current_objects[_uid(obj)] = obj
+
         changes = [
             ("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects
         ]
@@ -290,15 +388,13 @@ class Cluster:
         changes += [
             ("MODIFIED" if uid in known_objects else "ADDED", item)
             for uid, item in current_objects.items()
-            if uid not in known_objects
-            or item["metadata"]["resourceVersion"]
-            != known_objects[uid]["metadata"]["resourceVersion"]
+            if uid not in known_objects or _version(item) != _version(known_objects[uid])
         ]
 
         known_objects.clear()
         known_objects.update(current_objects)
 
-        return page["metadata"]["resourceVersion"], changes
+        return version, changes
 
     def _request(
         self,
@@ -347,34 +443,70 @@ class Cluster:
         )
 
 
-def _parse_event(line: bytes) -> tuple[str, Object]:
+def parse_object(data: bytes) -> Object | None:
+    """Return the JSON object in a response; None for another text."""
+    # imported in this function, because pydantic would slow down `rekindle --help`
+    from pydantic_core import from_json
+
     try:
-        event = json.loads(line)
-        kind = event["type"]
-        changed = event["object"]
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError:
+        return None
+    if isinstance(value, dict):
+        return value
+    return None
 
-        if kind == "ERROR":
-            # imported in this function, because pydantic would slow down `rekindle --help`
-            from rekindle.documents import KubernetesStatus
 
-            status = KubernetesStatus.model_validate(changed)
+def describe_name(obj: object) -> str:
+    """Return the name of an object that may be malformed, for a message."""
+    metadata = obj.get("metadata") if isinstance(obj, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if isinstance(name, str):
+        return show(name)
+    return "without a name"
+
+
+def _parse_event(line: bytes) -> tuple[str, Object, str]:
+    """Return the type of an event of a watch, its object, and the resource version of the object.
+    Raises ApiError."""
+    event = parse_object(line) or {}
+    kind = event.get("type")
+    changed = event.get("object")
+
+    if kind == "ERROR":
+        # imported in this function, because pydantic would slow down `rekindle --help`
+        from rekindle.documents import KubernetesStatus, validate_value
+
+        with suppress(ValueError):
+            status = validate_value(KubernetesStatus, changed)
             raise ApiError(str(status.message), status.code or 500, str(status.reason))
 
-        needed_fields = {"resourceVersion"} if kind == "BOOKMARK" else {"resourceVersion", "uid"}
-        if not needed_fields <= changed["metadata"].keys():
-            raise KeyError("metadata")
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ApiError(
-            f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST
-        ) from error
-    return kind, changed
+    version = _version(changed) if isinstance(changed, dict) else ""
+    if isinstance(kind, str) and isinstance(changed, dict) and version:
+        return kind, changed, version
+
+    raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST)
+
+
+def _version(obj: Object) -> str:
+    """Return the resource version of an object that may be malformed; "" without one."""
+    metadata = obj.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if isinstance(version, str):
+        return version
+    return ""
+
+
+def _uid(obj: Object) -> str:
+    """Return the uid of a valid object, or its name if it does not have one."""
+    return obj["metadata"].get("uid") or obj["metadata"]["name"]
 
 
 def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> None:
     if kind == "DELETED":
-        known_objects.pop(obj["metadata"]["uid"], None)
+        known_objects.pop(_uid(obj), None)
     else:
-        known_objects[obj["metadata"]["uid"]] = obj
+        known_objects[_uid(obj)] = obj
 
 
 def _cause(error: Exception) -> str:

@@ -76,7 +76,8 @@ def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
         states = container_states(pod).values()
 
         has_settled = [
-            "terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILURE_REASONS
+            state.get("terminated")
+            or (state.get("waiting") or {}).get("reason") in PULL_FAILURE_REASONS
             for state in states
         ]
         if (has_settled and all(has_settled)) or time.monotonic() > deadline:

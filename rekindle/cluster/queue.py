@@ -47,11 +47,11 @@ def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     lines = []
 
     for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
-        queue = workload["spec"]["queueName"]
+        queue = workload["spec"].get("queueName", "")
         owners_ahead = [
             _owner(earlier_workload)
             for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
-            if earlier_workload["spec"]["queueName"] == queue
+            if earlier_workload["spec"].get("queueName", "") == queue
         ]
         if owners_ahead:
             position = f", behind {' '.join(owners_ahead[:3])}"
@@ -66,7 +66,7 @@ def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     if pods:
         lines.append(
             f"{len(pods)} more workers wait for idle quota in the queue"
-            f" {pods[0]['spec']['queueName']}"
+            f" {pods[0]['spec'].get('queueName', '')}"
         )
 
     return lines

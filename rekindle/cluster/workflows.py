@@ -11,7 +11,6 @@ import base64
 import copy
 import difflib
 import gzip
-import json
 import time
 import uuid
 import zlib
@@ -23,7 +22,7 @@ from argolocal.common.wording import cut
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import API_VERSION, COMPLETED, FAILED
 from argolocal.manifest.types import Object
 from argolocal.runner.retry_workflow import reset_for_retry
 from rekindle.blocks.manifest.provenance import PROVENANCE_PARAMETERS
@@ -36,6 +35,7 @@ from rekindle.cluster.kubernetes_api import (
     WORKFLOWS,
     Cluster,
     Resource,
+    parse_object,
 )
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
@@ -112,7 +112,7 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
         submission_id = workflow["metadata"]["annotations"][SUBMISSION_ANNOTATION]
         if (
             existing
-            and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
+            and (existing["metadata"].get("annotations") or {}).get(SUBMISSION_ANNOTATION)
             == submission_id
         ):
             return existing
@@ -191,19 +191,37 @@ def decompress_nodes(workflow: Object) -> Object:
     text = status.pop("compressedNodes", None)
     if text:
         try:
-            decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            status["nodes"] = json.loads(
-                decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
-            )
-        except (ValueError, RecursionError, zlib.error) as error:
-            name = workflow.get("metadata", {}).get("name")
+            nodes = _decompress(text)
+        except (ValueError, zlib.error) as error:
+            name = workflow["metadata"]["name"]
             raise RekindleError(
-                f"the compressed nodes of workflow {name} cannot be read: {error}"
+                f"the compressed nodes of workflow {name} cannot be read: {error}. Delete the"
+                " workflow, or restore it."
             ) from None
 
-        return workflow | {"status": status}
+        return workflow | {"status": {**status, "nodes": nodes}}
 
     return workflow
+
+
+def _decompress(text: str) -> Object:
+    """Return the nodes in the field compressedNodes. Raises ValueError, zlib.error."""
+    # imported in this function, because pydantic would slow down `rekindle --help`
+    from rekindle.cluster.objects.validation import find_nodes_fault
+
+    decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    data = decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
+    if decoder.unconsumed_tail:
+        raise ValueError(f"they are larger than {MAX_NODES_BYTES >> 20} MiB")
+
+    nodes = parse_object(data)
+    if nodes is None:
+        raise ValueError("they are not a JSON object")
+
+    fault = find_nodes_fault(nodes)
+    if fault:
+        raise ValueError(fault)
+    return nodes
 
 
 def compress_nodes(workflow: Object) -> Object:
@@ -268,7 +286,7 @@ def resume_run(cluster: Cluster, name: str) -> str:
         description = "continues"
         changed_workflow = _continue_suspended(nodes)
 
-    if "compressedNodes" in workflow["status"]:
+    if "compressedNodes" in (workflow.get("status") or {}):
         changed_workflow = compress_nodes(changed_workflow)
 
     cluster.replace(WORKFLOWS, changed_workflow)
@@ -284,7 +302,7 @@ def _continue_suspended(workflow: Object) -> Object:
     suspended_nodes = [
         n
         for n in (status.get("nodes") or {}).values()
-        if n["type"] == "Suspend" and n["phase"] == "Running"
+        if n["type"] == "Suspend" and n.get("phase") == "Running"
     ]
 
     name = workflow["metadata"]["name"]
@@ -303,7 +321,8 @@ def _continue_suspended(workflow: Object) -> Object:
                     f" {name} --output-parameter {output['name']}=VALUE`, then resume."
                 )
 
-            output["value"] = output.get("value") or output["valueFrom"]["default"]
+            default = (output.get("valueFrom") or {}).get("default")
+            output["value"] = output.get("value") or default or ""
 
         node["phase"] = "Succeeded"
         node["finishedAt"] = timestamp(time.time())
@@ -318,7 +337,7 @@ def _retry(workflow: Object) -> Object:
     metadata = dict(workflow["metadata"])
     spec = dict(workflow["spec"])
     status = dict(workflow["status"])
-    labels = {**metadata.get("labels", {}), object_labels.PHASE: "Running"}
+    labels = {**(metadata.get("labels") or {}), object_labels.PHASE: "Running"}
 
     for label in (object_labels.COMPLETED, object_labels.ARCHIVING_STATUS):
         labels.pop(label, None)
@@ -397,7 +416,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
     cron = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
 
     manifest = {
-        "apiVersion": cron["apiVersion"],
+        "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
         "metadata": {"name": name},
         "spec": cron["spec"],

@@ -178,7 +178,7 @@ def check(
 
 def _check_api_server(cluster: Cluster) -> Check:
     try:
-        version = cluster.call("GET", "/version")
+        version = _read_version(cluster)
     except ApiError as error:
         return Check(
             "API server",
@@ -187,11 +187,18 @@ def _check_api_server(cluster: Cluster) -> Check:
             "Choose a --context that answers: kubectl config get-contexts",
         )
 
-    numbers = tuple(int(re.sub(r"\D", "", version[field]) or 0) for field in ("major", "minor"))
-    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
+    numbers = tuple(int(re.sub("[^0-9]", "", text)[:9] or 0) for text in version[:2])
+    detail = f"{cluster.server}, Kubernetes {version[2]}"
     remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
 
     return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
+
+
+def _read_version(cluster: Cluster) -> tuple[str, str, str]:
+    """Return the major version, the minor version and the whole version of the API server. Raises
+    ApiError."""
+    version = cluster.read("version", "GET", "/version")
+    return version["major"], version["minor"], version["gitVersion"]
 
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
@@ -216,10 +223,8 @@ def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
 def _defined_kinds(cluster: Cluster, api: str) -> set[str]:
     """Return the kinds that are defined in a version of an API group."""
     try:
-        return {
-            resource["name"]
-            for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()
-        }
+        resources = cluster.read("apiresources", "GET", f"/apis/{api}").get("resources") or ()
+        return {resource["name"] for resource in resources}
     except ApiError as error:
         if error.code != 404:
             raise
@@ -238,15 +243,16 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
 
-        container = controller_pod["spec"]["containers"][0]
-        own_namespace = controller_pod["metadata"]["namespace"]
+        container = _first_container(controller_pod)
+        own_namespace = controller_pod["metadata"].get("namespace", "")
+        image = container.get("image", "")
         args = [*(container.get("command") or []), *(container.get("args") or [])]
         watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
         watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
-        version = re.search(r":v?(\d+)\.(\d+)", container["image"])
+        version = re.search(r":v?(\d+)\.(\d+)", image)
         is_supported = not version or (int(version[1]), int(version[2])) >= min_version
         sees_namespace = watched_namespace in ("", cluster.namespace)
-        detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
+        detail = f"{image.rpartition('/')[2]} in {own_namespace}"
         detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
 
         if is_supported:
@@ -287,7 +293,7 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
     elif scheduler:
         expected_name = read_presets()["gang"][scheduler]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
-            container = operator["spec"]["containers"][0]
+            container = _first_container(operator)
             flag = "--gang-scheduler-name"
             actual_name = _flag(
                 [*(container.get("command") or []), *(container.get("args") or [])], flag
@@ -507,8 +513,9 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
 
     template = ""
     for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
-        own_namespace = cluster.in_namespace(operator["metadata"]["namespace"])
-        for volume in operator["spec"].get("volumes") or []:
+        namespace = operator["metadata"].get("namespace", "")
+        own_namespace = cluster.in_namespace(namespace)
+        for volume in (operator.get("spec") or {}).get("volumes") or []:
             name = (volume.get("configMap") or {}).get("name")
             if name:
                 template += "".join(_read_data(own_namespace, CONFIG_MAPS, name).values())
@@ -546,7 +553,8 @@ def _describe_denied(
             ),
         }
 
-        answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
+        path = f"/apis/authorization.k8s.io/v1/{review}"
+        answer = cluster.read("accessreviews", "POST", path, {"spec": spec})
         if not answer["status"].get("allowed"):
             denied_verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
 
@@ -577,10 +585,17 @@ def _enforced_level(cluster: Cluster) -> str:
     )
 
 
+def _first_container(pod: Object) -> Object:
+    """Return the first container of a pod; {} if the pod has no containers."""
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    return containers[0]
+
+
 def _is_ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(
-        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+        condition["type"] == "Ready" and condition.get("status") == "True"
+        for condition in conditions
     )
 
 

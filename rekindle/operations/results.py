@@ -91,7 +91,7 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
         inputs = outputs({"outputs": node.get("inputs")})
 
         if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
-            task, _, item = ATTEMPT.sub("", node["displayName"]).partition("(")
+            task, _, item = ATTEMPT.sub("", node.get("displayName") or node["name"]).partition("(")
             row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
             rows[inputs.get(TASK) or task.removesuffix(AGAIN), item] = row
 

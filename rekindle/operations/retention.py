@@ -2,17 +2,21 @@
 or a cluster. `rekindle/release/retention` decides what is removed."""
 
 import fcntl
+import itertools
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes
+from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, Busy, RunFiles
 from argolocal.view import runs
@@ -23,12 +27,14 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.cache.lookup import reused_tasks
 from rekindle.cluster import workflows
 from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.errors import MalformedObject
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError, say
-from rekindle.kubernetes_names import CONFIG_MAP, REKINDLE_SELECTOR, STORE_SECRET
+from rekindle.kubernetes_names import CONFIG_MAP, NAME_LABEL, REKINDLE_SELECTOR, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
+from rekindle.names import RunName, TaskReference
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
 from rekindle.release.retention.cluster_retention import compute_resumable_s
@@ -43,6 +49,7 @@ CLAIM_S = 7200.0
 # time after its end during which a run of another machine may be resumed
 RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
+PATHS = re.compile(r"[\w.-]+(?:/[\w.-]+)+", re.ASCII)  # texts that may contain RUN/TASK
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
 
 
@@ -51,6 +58,7 @@ class Place:
     """This machine or a namespace, with its runs and the limits of each pipeline.
 
     `shared`: True if other machines or namespaces may use the same MLflow and object store.
+    `needed`: RUN/TASK of artifacts that malformed workflows may refer to.
     """
 
     store: Store
@@ -60,20 +68,29 @@ class Place:
     limits: dict[str, RetentionConfig] = field(default_factory=dict)
     shared: bool = True
     removes_releases: bool = True
+    needed: set[str] = field(default_factory=set)
 
     def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Context]:
         """Decide which runs and releases of `pipelines` to remove. Raises StorageError,
         TrackingError."""
         claim_s = RESUMABLE_S if self.shared else CLAIM_S
         targets = self._served_versions if self.removes_releases else None
-        context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets)
+        needed = frozenset(self.needed)
+        context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets, needed)
         found = listing.read(self.store, pipelines, context)
 
         limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
         inputs = listing.make_inputs_function(self.store, found.releases)
         return choose_removals(found, limits, time.time(), inputs), context
 
-    def _served_versions(self, model: str) -> set[str]:
+    def _served_versions(self, model: str) -> set[str] | None:
+        """Return the versions that Deployments serve, and those that a rollback can restore; None
+        if they are unknown."""
+        if isinstance(self.objects, ClusterObjects) and self.objects.has_malformed_deployment(
+            model
+        ):
+            return None
+
         versions = set[str]()
         for deployment in self.objects.deployments(model):
             annotations = deployment["metadata"].get("annotations") or {}
@@ -130,13 +147,23 @@ class Namespace:
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
         """Yield True if the workflow has not been resumed. A cluster has no lock against a
-        resume."""
-        workflow = self.cluster.find(WORKFLOWS, run)
+        resume, and a malformed workflow may be active."""
+        try:
+            workflow = self.cluster.find(WORKFLOWS, run)
+        except MalformedObject as error:
+            say(f"warning: {run} is kept: {error}")
+            yield False
+            return
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
     def remove(self, run: str) -> None:
-        """Delete the workflow, unless it was not created by Rekindle and only has the same name."""
-        workflow = self.cluster.find(WORKFLOWS, run)
+        """Delete the workflow, unless it was not created by Rekindle and only has the same name, or
+        is malformed."""
+        try:
+            workflow = self.cluster.find(WORKFLOWS, run)
+        except MalformedObject as error:
+            say(f"warning: the workflow {run} is kept: {error}")
+            return
         if workflow and workflow_origin.is_rekindle(workflow):
             workflows.delete_run(self.cluster, run)
 
@@ -289,21 +316,65 @@ def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]
 
 def _make_cluster_place(cluster: Cluster) -> Place:
     place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
-    found = cluster.list_objects(WORKFLOWS, REKINDLE_SELECTOR)
+    keep = partial(_keep_malformed, place)
+    found = cluster.list_objects(WORKFLOWS, REKINDLE_SELECTOR, on_malformed=keep)
     found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
 
     for workflow in found:
         name = workflow["metadata"]["name"]
-        status = workflow.get("status") or {}
-        phase = status.get("phase") or "Pending"
-        ended = timestamp(status["finishedAt"]) if phase in COMPLETED else None
-        place.runs[name] = _run(name, workflow, ended, phase)
+        try:
+            run = _cluster_run(name, workflow)
+            limits = _read_limits(workflow)
+        except RekindleError as error:
+            say(f"warning: {name} is kept: {error}")
+            keep(workflow)
+            continue
 
-        pipeline = place.runs[name].pipeline
-        if pipeline not in place.limits:
-            place.limits[pipeline] = _read_limits(workflow)
+        place.runs[name] = run
+        place.limits.setdefault(run.pipeline, limits)
 
     return place
+
+
+def _cluster_run(name: str, workflow: Mapping[str, Any]) -> Run:
+    """Return the run of a workflow. Raises InvalidDocument."""
+    status = workflow.get("status") or {}
+    phase = status.get("phase") or "Pending"
+    # a completed workflow without an end is malformed, and kept as an active run
+    finished = status.get("finishedAt")
+    ended = timestamp(finished) if phase in COMPLETED and finished else None
+    return _run(name, workflow, ended, phase)
+
+
+def _keep_malformed(place: Place, workflow: object) -> None:
+    """Keep the run of a malformed workflow, and all artifacts to which it may refer.
+
+    Its limits are unknown, so those of an older run of its pipeline do not apply.
+    """
+    place.needed |= find_references(to_json(workflow, default=str))
+    metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
+    if not isinstance(metadata, dict):
+        return
+
+    name = RunName.or_none(metadata.get("name"))
+    labels = metadata.get("labels")
+    label = labels.get(NAME_LABEL) if isinstance(labels, dict) else None
+    pipeline = label if isinstance(label, str) else (name or "").rpartition("-")[0]
+
+    if name:
+        place.runs[name] = Run(name, pipeline, ended=None, succeeded=False)
+    if pipeline:
+        place.limits.setdefault(pipeline, NO_LIMITS)
+
+
+def find_references(text: str) -> set[str]:
+    """Return each RUN/TASK that a text may contain."""
+    references = set[str]()
+    for path in PATHS.findall(text):
+        names = path.split("/")
+        candidates = (f"{run}/{task}" for run, task in itertools.pairwise(names))
+        references.update(filter(TaskReference.matches, candidates))
+    return references
 
 
 def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:

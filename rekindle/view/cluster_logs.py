@@ -177,7 +177,7 @@ class Logs:
     def _start_readers(self, pod: Object) -> None:
         with self.lock:
             for container, starts in _started_containers(pod):
-                key = (pod["metadata"]["uid"], container, starts)
+                key = (pod["metadata"].get("uid", ""), container, starts)
                 if key not in self.readers:
                     self.readers[key] = self._start_thread(
                         label_of(self.name, pod), self._read, pod, container, starts, True
@@ -189,7 +189,7 @@ class Logs:
             return
 
         lines = self._stream_lines(pod, container, starts, follow)
-        if starts and (pod["metadata"]["uid"], container, starts - 1) not in self.readers:
+        if starts and (pod["metadata"].get("uid", ""), container, starts - 1) not in self.readers:
             lines = chain(
                 self._stream_lines(pod, container, starts, follow=False, previous=True), lines
             )
@@ -269,12 +269,12 @@ class Logs:
         except ApiError:
             return True
 
-        if now is None or now["metadata"]["uid"] != pod["metadata"]["uid"]:
+        if now is None or now["metadata"].get("uid") != pod["metadata"].get("uid"):
             return False
 
         statuses = (now.get("status") or {}).get("containerStatuses") or []
         running = [
-            (status["name"], status["restartCount"])
+            (status["name"], status.get("restartCount", 0))
             for status in statuses
             if "running" in (status.get("state") or {})
         ]
@@ -320,7 +320,7 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     ]:
         name = container["name"]
         state = container.get("state") or {}
-        restarts = container["restartCount"]
+        restarts = container.get("restartCount", 0)
 
         has_started = "running" in state or "terminated" in state or restarts
         if has_started and name not in ARGO_CONTAINERS:
@@ -462,7 +462,8 @@ class TrainingProgress:
                     PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"
                 ):
                     if (pod.get("status") or {}).get("phase") == "Running":
-                        container = pod["spec"]["containers"][0]["name"]
+                        containers = (pod.get("spec") or {}).get("containers") or [{}]
+                        container = containers[0].get("name", "")
                         text = progress_in(_tail_of(self.cluster, pod, container, 30))
                         if text:
                             progress[pod["metadata"]["name"]] = text

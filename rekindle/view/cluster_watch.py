@@ -161,7 +161,7 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     sha256 = (metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
     facts = {
         "manifest_sha256": sha256,
-        "namespace": metadata["namespace"],
+        "namespace": metadata.get("namespace") or cluster.namespace,
         "endpoint": _endpoint(cluster, workflow_origin.pipeline_label(workflow)),
     }
     status = workflow.get("status") or {"phase": "Pending"}

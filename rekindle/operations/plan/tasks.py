@@ -84,7 +84,7 @@ class Tree:
         }
         text = cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
         self.cached = parse_cached(str(text))
-        self.root = self._task("", "", {"template": spec["entrypoint"]}, self.scope, {})
+        self.root = self._task("", "", {"template": spec.get("entrypoint")}, self.scope, {})
         self.root.status = RUNS
         self.root.reason = ""
         self._classify(self.root)

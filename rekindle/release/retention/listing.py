@@ -85,14 +85,16 @@ class Context:
     `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
     for which claimed cache entries keep their artifacts. `resumable_s`: number of seconds after the
     end of any other failed run during which it may be resumed or active. `targets`: function that
-    returns the versions of a model that `rekindle rollback` can restore; if None, no release is
-    removed.
+    returns the versions of a model that `rekindle rollback` can restore, or None if they are
+    unknown and all versions are kept; if `targets` is None, no release is removed. `needed`:
+    RUN/TASK of further artifacts to keep.
     """
 
     runs: Mapping[str, Run]
     claim_s: float
     resumable_s: float
-    targets: Callable[[str], set[str]] | None
+    targets: Callable[[str], set[str] | None] | None
+    needed: frozenset[str] = frozenset()
 
 
 def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
@@ -166,6 +168,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
         frozenset(claims.claimed_tasks(store, context.claim_s))
         | _find_data_tasks(store, pipelines)
         | read_tasks
+        | context.needed
     )
 
     removable = releases if context.targets else []
@@ -542,7 +545,10 @@ def _list_releases(
 
         needed = {alias.version for alias in models.get(name, [])}
         if context.targets and any(row.run_id in records for row in rows):
-            needed |= context.targets(name) | promotion.list_versions_in_use(store, name)
+            targets = context.targets(name)
+            if targets is None:
+                targets = {row.version for row in rows}
+            needed |= targets | promotion.list_versions_in_use(store, name)
 
         for row in rows:
             release = _make_release(store, own_id, row, records.get(row.run_id))

@@ -46,7 +46,7 @@ def read_recorded_manifest(workflow: Manifest) -> Manifest:
     texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
     try:
         if texts and texts[0]:
-            return unpack_manifest(texts[0])
+            return unpack_manifest(str(texts[0]))
         return workflow
     except InvalidDocument:
         # a manifest that Rekindle did not render may have a parameter with this name

@@ -32,7 +32,8 @@ REPLICA = {"training.kubeflow.org/replica-type": "worker"}
 def pod(
     name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    container = {"name": "main", "restartCount": 0, "state": {state: {}}}
+    facts = {"exitCode": 0} if state == "terminated" else {}
+    container = {"name": "main", "restartCount": 0, "state": {state: facts}}
     metadata = {
         "name": name,
         "labels": {WORKFLOW: "demo", **(labels or {})},
@@ -128,7 +129,8 @@ def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
     """Return the run `demo` with a completed pod for each label."""
     run = workflow("demo", phase)
     nodes = {
-        label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels
+        label: {"id": label, "name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"}
+        for label in labels
     }
     return run | {"status": {"phase": phase, "nodes": nodes}}
 

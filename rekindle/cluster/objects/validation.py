@@ -1,0 +1,66 @@
+"""Compare the answers of the API server with the types of the objects.
+
+fault = find_fault("pods", pod)     # "metadata.labels: Input should be an object"; "" if none
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rekindle.cluster.objects import types
+from rekindle.documents import describe_first_error, validate_value
+
+# plural of a kind in the API → type of its objects
+TYPES: dict[str, type[BaseModel]] = {
+    "workflows": types.WorkflowObject,
+    "workflowtemplates": types.TemplateObject,
+    "clusterworkflowtemplates": types.TemplateObject,
+    "cronworkflows": types.CronObject,
+    "pods": types.PodObject,
+    "events": types.EventObject,
+    "pytorchjobs": types.PyTorchJobObject,
+    "deployments": types.DeploymentObject,
+    "horizontalpodautoscalers": types.AutoscalerObject,
+    "services": types.ServiceObject,
+    "nodes": types.NodeObject,
+    "resourcequotas": types.QuotaObject,
+    "configmaps": types.DataObject,
+    "secrets": types.DataObject,
+    "workloads": types.WorkloadObject,
+    "localqueues": types.LocalQueueObject,
+    "clusterqueues": types.ClusterQueueObject,
+    "cohorts": types.CohortObject,
+    "version": types.VersionAnswer,
+    "apiresources": types.ResourcesAnswer,
+    "accessreviews": types.ReviewAnswer,
+}
+# the types of objects that are listed without spec and status
+METADATA_TYPES: dict[str, type[BaseModel]] = {"workflows": types.RunObject}
+NODES = TypeAdapter(dict[str, types.WorkflowNode])
+
+
+def find_fault(plural: str, obj: Any, metadata_only: bool = False) -> str:
+    """Return the first wrong field of an object and its rule; "" if the object is valid.
+
+    `metadata_only`: True if the object was read without its spec and status.
+    """
+    if metadata_only:
+        model = METADATA_TYPES.get(plural, types.KubernetesObject)
+    else:
+        model = TYPES.get(plural, types.KubernetesObject)
+
+    try:
+        validate_value(model, obj)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def find_nodes_fault(nodes: Any) -> str:
+    """Return the first wrong field of the nodes of a workflow and its rule; "" if they are
+    valid."""
+    try:
+        NODES.validate_python(nodes)
+    except ValidationError as error:
+        return describe_first_error(error)
+    return ""
