@@ -12,9 +12,11 @@ from typing import Any
 from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
 from argolocal.manifest.types import Object
+from rekindle.cluster.kubernetes_api import WORKFLOWS, describe_name, parse_object
+from rekindle.cluster.objects.validation import find_fault
 from rekindle.cluster.workflows import has_same_manifest, result_parameters
-from rekindle.errors import ConfigError, RekindleError, without_user
-from rekindle.names import PathName
+from rekindle.errors import ConfigError, RekindleError, say, without_user
+from rekindle.names import PathName, show
 
 
 class ArgoServer:
@@ -56,10 +58,7 @@ class ArgoServer:
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        active_runs = self._request(
-            "GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"}
-        )
-        for active_run in active_runs.get("items") or []:
+        for active_run in self._list(f"{COMPLETED}!=true", metadata_only=False):
             if has_same_manifest(active_run, workflow) and result_parameters(
                 active_run
             ) == result_parameters(workflow):
@@ -69,11 +68,42 @@ class ArgoServer:
     def list_runs(self, labels: str) -> list[Object]:
         """Return the runs that a label selector matches, including archived runs, without their
         nodes."""
-        return self._request("GET", params={"listOptions.labelSelector": labels}).get("items") or []
+        return self._list(labels, metadata_only=True)
 
     def read(self, name: str) -> Object:
-        """Return a run with its nodes, from the cluster or Argo's archive."""
-        return self._request("GET", name)
+        """Return a run with its nodes, from the cluster or Argo's archive. Raises RekindleError,
+        also if the run is malformed."""
+        run = self._request("GET", name)
+        fault = find_fault(WORKFLOWS.plural, run)
+        if fault:
+            raise RekindleError(
+                f"{self.url} answered with the malformed run {name}: {fault}. Delete the run, or"
+                " correct it."
+            )
+        return run
+
+    def _list(self, labels: str, metadata_only: bool) -> list[Object]:
+        """Return the runs that a label selector matches. A malformed run is left out with a
+        warning."""
+        answer = self._request("GET", params={"listOptions.labelSelector": labels})
+        items = answer.get("items")
+        # an Argo server returns null instead of an empty list
+        if items is None:
+            items = []
+        if not isinstance(items, list):
+            raise RekindleError(
+                f"{self.url} does not answer as an Argo server (items: it must be a list): correct"
+                " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
+            )
+
+        runs = []
+        for item in items:
+            fault = find_fault(WORKFLOWS.plural, item, metadata_only)
+            if fault:
+                say(f"warning: the run {describe_name(item)} of {self.url} is passed over: {fault}")
+            else:
+                runs.append(item)
+        return runs
 
     def _request(self, method: str, name: str = "", **options: Any) -> Object:
         """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for
@@ -89,17 +119,23 @@ class ArgoServer:
             # `verify` is passed with each request: REQUESTS_CA_BUNDLE would override the `verify`
             # of the session
             response = self.session.request(method, url, verify=self.verify, **options)
-            if response.ok:
-                return response.json()
+            answer = parse_object(response.content)
+            if response.ok and answer is not None:
+                return answer
         except RequestException as error:
             raise RekindleError(
                 f"{self.url} does not answer as an Argo server ({without_user(str(error))}):"
                 " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
 
-        try:
-            message = response.json()["message"]
-        except (ValueError, KeyError, TypeError):
+        if response.ok:
+            raise RekindleError(
+                f"{self.url} does not answer as an Argo server ({show(response.text)}): correct"
+                " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
+            )
+
+        message = (answer or {}).get("message")
+        if not isinstance(message, str):
             message = response.text[:500]
 
         message = f"{response.status_code} {response.reason}: {message}"

@@ -139,7 +139,7 @@ class Cluster:
 
             for item in self._items(resource, page):
                 if self._is_valid(resource, item, metadata_only):
-                    objects.append(item)
+                    objects.append(cast(Object, item))
                 elif on_malformed:
                     on_malformed(item)
 
@@ -157,15 +157,17 @@ class Cluster:
 
     def _items(self, resource: Resource, page: Object) -> list[object]:
         """Return the items of a list. Raises MalformedObject."""
+        items = page.get("items")
         # the API may return null instead of an empty list
-        items = page["items"] or [] if "items" in page else None
+        if items is None and "items" in page:
+            return []
         if isinstance(items, list):
             return items
         raise self._malformed(resource, "list", "items: it must be a list")
 
     def _page_metadata(self, resource: Resource, page: Object) -> dict[str, str]:
         """Return the metadata of a list. Raises MalformedObject."""
-        metadata = page.get("metadata") or {}
+        metadata = page.get("metadata", {})
         fields = ("continue", "resourceVersion")
         is_valid = isinstance(metadata, dict) and all(
             isinstance(metadata.get(field, ""), str) for field in fields

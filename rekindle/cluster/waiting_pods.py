@@ -125,7 +125,7 @@ def _apply_changes(workflow: Object, changes: Mapping[str, Data]) -> Object:
         if node["type"] in ("Pod", "Suspend") and node.get("phase") in ACTIVE_PHASES
     ]
 
-    all_wait = all(node["phase"] == "Pending" and node.get("message") for node in active_leaves)
+    all_wait = all(node.get("phase") == "Pending" and node.get("message") for node in active_leaves)
     if all_wait and status.get("phase") == "Running":
         phase = "Pending"
     else:

@@ -14,6 +14,7 @@ from rekindle.cluster import queue
 from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting
 from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read_run, spec_of
+from rekindle.errors import RekindleError, say
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.overview import run_row, steps_table
 
@@ -22,7 +23,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     """Return the tables of runs, newest first, and schedules."""
     workflows = cluster.list_objects(WORKFLOWS)
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
-    runs = [_run(add_waiting(cluster, decompress_nodes(workflow))) for workflow in workflows]
+    runs = [_run(add_waiting(cluster, _decompress(workflow))) for workflow in workflows]
     schedules = [_cron(cron) for cron in cluster.list_objects(CRON_WORKFLOWS)]
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
     return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
@@ -45,6 +46,15 @@ def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> s
         lines += queue.describe_waiting(cluster, name)
 
     return "\n".join(lines)
+
+
+def _decompress(workflow: Object) -> Object:
+    """Return the workflow with its nodes, or without nodes if they are malformed."""
+    try:
+        return decompress_nodes(workflow)
+    except RekindleError as error:
+        say(f"warning: {error}")
+        return workflow
 
 
 def _run(workflow: Object) -> dict[str, str]:

@@ -32,7 +32,12 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     commands, cost, ...) are lines that precede the line with the duration. The outputs of the
     workflow are interpreted only if `is_rekindle` is True (Rekindle rendered it)."""
     values = parameters(status) if is_rekindle else {}
-    took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
+    started = status.get("startedAt")
+    finished = status.get("finishedAt")
+    if started and finished:
+        took = format_duration(timestamp(finished) - timestamp(started))
+    else:
+        took = None
 
     evaluations = []
     if is_rekindle and not values.get("verdict"):
@@ -48,7 +53,7 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
             f"{name} {value:.4g}" for name, value in figures.items() if value is not None
         ),
         **facts,
-        "took": format_duration(took),
+        "took": took,
     }
 
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]

@@ -35,6 +35,7 @@ from rekindle.local.services.s3.signatures import Signature, signing_key
 from rekindle.local.services.threaded_server import find_fault
 from rekindle.release.request_validation import parse
 from tests.argolocal.runner.everything import EVERYTHING
+from tests.fuzz.answers import cluster_objects, mlflow_answers
 from tests.fuzz.documents import parameters, stored_documents
 from tests.fuzz.mutation import change, mutate
 from tests.fuzz.names import names_from_outside
@@ -503,6 +504,8 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
     "names": names_from_outside,
     "documents": stored_documents,
     "parameters": parameters,
+    "mlflow answers": mlflow_answers,
+    "cluster objects": cluster_objects,
 }
 
 

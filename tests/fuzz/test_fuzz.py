@@ -29,6 +29,8 @@ CASES.update(
         "names": 2000,
         "documents": 300,
         "parameters": 300,
+        "mlflow answers": 1000,
+        "cluster objects": 600,
     }
 )
 

@@ -178,8 +178,8 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
         seconds = timestamp(node["finishedAt"]) - timestamp(node["startedAt"])
         records[path] = Record(path, seconds, inputs)
 
-    is_complete = status.get("phase") == "Succeeded" and status.get("finishedAt")
-    if is_complete:
+    times = status.get("startedAt") and status.get("finishedAt")
+    if status.get("phase") == "Succeeded" and times:
         seconds = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
     else:
         seconds = 0.0

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from argolocal.common.json_text import to_json
 from rekindle.cluster.kubernetes_api import SERVICES, Cluster
-from rekindle.documents import Document, parse, read_file
+from rekindle.documents import Document, read_file
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.local.services.services import DATABASE
@@ -142,7 +141,7 @@ def cluster_champion(cluster: Cluster, model: str) -> Champion:
     if not service:
         return Champion(version)
 
-    port = parse(Service, to_json(service), f"the Service {model} of the cluster").port
+    port = service["spec"]["ports"][0]["port"]
     return Champion(version, f"http://{model}.{cluster.namespace}:{port}")
 
 

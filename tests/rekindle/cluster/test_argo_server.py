@@ -35,8 +35,10 @@ def workflow() -> dict[str, Any]:
 def test_foreign_workflows_that_hera_rejects_do_not_hide_duplicates(
     server: ApiServer, argo: ArgoServer, workflow: dict[str, Any]
 ):
-    server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": [FOREIGN]})
-    server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": [FOREIGN, workflow]})
+    created = {"creationTimestamp": "2026-11-21T20:00:00Z"}
+    items = [each | {"metadata": each["metadata"] | created} for each in (FOREIGN, workflow)]
+    server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": items[:1]})
+    server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": items})
     assert argo.find_duplicate(workflow) is None
     assert argo.find_duplicate(workflow) == workflow["metadata"]["name"]
 

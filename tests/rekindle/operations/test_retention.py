@@ -813,6 +813,33 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     assert all(runs.places(name) == EVERYWHERE for name in names[2:])
 
 
+@pytest.mark.parametrize("fault", [{"status": 5}, {"status": {"phase": "Failed", "nodes": []}}])
+def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
+    runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
+    used = runs.make()
+    removed = runs.make()
+    malformed = runs.make(uses=f"{used}/prepare")
+    names = [used, removed, malformed, runs.make()]
+
+    for number, name in enumerate(names):
+        workflow = runs.workflow(name)
+        workflow["metadata"]["labels"]["app.kubernetes.io/part-of"] = "rekindle"
+        workflow["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{number:02}Z"
+        status = {"phase": "Succeeded", "finishedAt": f"2026-01-01T01:00:{number:02}Z"}
+        server.put(collection, workflow | {"status": status})
+
+    server.objects[collection][malformed].update(fault)
+
+    retention.prune(tmp_path, cluster, {"keep_runs": 1}, delete=True)
+
+    assert set(server.objects[collection]) == {*names} - {removed}
+    assert runs.places(malformed) == EVERYWHERE
+    assert "prepare" in runs.places(used)
+    assert runs.places(removed) - {"folder"} == set()
+
+
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
     sweep = runs.make()

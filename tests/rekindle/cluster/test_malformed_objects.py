@@ -1,0 +1,274 @@
+"""A malformed object of the API server is one error, and in a list one warning, without a
+traceback."""
+
+import base64
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.manifest.types import Object
+from rekindle.cluster import workflows
+from rekindle.cluster.cluster_nodes import read_nodes
+from rekindle.cluster.cluster_objects import ClusterObjects
+from rekindle.cluster.cluster_scale import scale_workers
+from rekindle.cluster.errors import ApiError, MalformedObject
+from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
+from rekindle.cluster.waiting_pods import add_waiting
+from rekindle.errors import RekindleError
+from rekindle.operations.plan.capacity import find_shortages
+from rekindle.operations.plan.history import read_cluster_runs
+from rekindle.operations.retention import find_references
+from rekindle.view import cluster_overview, cluster_watch
+from rekindle.view.cluster_logs import Logs
+from tests.rekindle.cluster import valid_objects
+from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT
+from tests.rekindle.mutations import mutations
+
+NAMESPACE = "/namespaces/models"
+PODS_AT = f"/api/v1{NAMESPACE}/pods"
+CRONS_AT = f"/apis/argoproj.io/v1alpha1{NAMESPACE}/cronworkflows"
+DEPLOYMENTS_AT = f"/apis/apps/v1{NAMESPACE}/deployments"
+RUN = "demo-4k2xp"
+RUN_AT = f"{WORKFLOWS_AT}/{RUN}"
+COMPLETED = {
+    **valid_objects.WORKFLOW,
+    "status": {
+        **valid_objects.WORKFLOW["status"],
+        "phase": "Failed",
+        "finishedAt": valid_objects.CREATED,
+    },
+}
+
+
+def show_logs(cluster: Cluster) -> object:
+    return Logs(cluster, RUN, io.StringIO()).print(workflows.read_run(cluster, RUN))
+
+
+def show_outcome(cluster: Cluster) -> object:
+    return cluster_watch.print_outcome(cluster, workflows.read_run(cluster, RUN), False)
+
+
+def read_history(cluster: Cluster) -> object:
+    return list(read_cluster_runs(cluster, valid_objects.WORKFLOW, "demo-", print))
+
+
+# name → path of the changed object, the object, and a function that reads it
+Read = Callable[[Cluster], object]
+READERS: dict[str, tuple[str, Any, Read]] = {
+    "event": (
+        f"/api/v1{NAMESPACE}/events",
+        valid_objects.EVENT,
+        lambda cluster: add_waiting(cluster, valid_objects.WORKFLOW),
+    ),
+    "pod": (PODS_AT, valid_objects.POD, show_logs),
+    "pod that waits": (
+        PODS_AT,
+        valid_objects.POD,
+        lambda cluster: add_waiting(cluster, valid_objects.WORKFLOW),
+    ),
+    "cron": (
+        CRONS_AT,
+        valid_objects.CRON,
+        lambda cluster: cluster_overview.everything(cluster, False),
+    ),
+    "schedule": (
+        f"{CRONS_AT}/demo",
+        valid_objects.CRON,
+        lambda cluster: workflows.scheduled_workflow(cluster, "demo"),
+    ),
+    "deployment": (
+        f"{DEPLOYMENTS_AT}/{RUN}-train",
+        valid_objects.DEPLOYMENT,
+        lambda cluster: scale_workers(ClusterObjects(cluster), RUN, "train", 2),
+    ),
+    "node": (
+        "/api/v1/nodes",
+        valid_objects.CLUSTER_NODE,
+        lambda cluster: read_nodes(cluster, with_pods=False),
+    ),
+    "quota": (
+        f"/api/v1{NAMESPACE}/resourcequotas",
+        valid_objects.QUOTA,
+        lambda cluster: find_shortages(cluster, {}, {"cpu": 9.0}),
+    ),
+    "table of runs": (
+        WORKFLOWS_AT,
+        valid_objects.WORKFLOW,
+        lambda cluster: cluster_overview.everything(cluster, True),
+    ),
+    "run": (
+        RUN_AT,
+        valid_objects.WORKFLOW,
+        lambda cluster: cluster_overview.run(cluster, RUN, False),
+    ),
+    "outcome": (RUN_AT, COMPLETED, show_outcome),
+    "resumed run": (
+        RUN_AT,
+        COMPLETED,
+        lambda cluster: workflows.resume_run(cluster, RUN),
+    ),
+    "history": (RUN_AT, COMPLETED, read_history),
+}
+
+
+def check(server: ApiServer, cluster: Cluster, name: str, every: int) -> None:
+    """Read mutations of an object, the first and then every N-th."""
+    path, valid, read = READERS[name]
+    server.fixed[WORKFLOWS_AT] = {"items": [valid_objects.WORKFLOW]}
+    server.fixed[RUN_AT] = valid_objects.WORKFLOW
+    is_list = path not in (RUN_AT, f"{CRONS_AT}/demo", f"{DEPLOYMENTS_AT}/{RUN}-train")
+
+    for content in list(mutations(valid))[::every]:
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+
+        server.fixed[path] = {"items": [value]} if is_list else value
+        try:
+            read(cluster)
+        except RekindleError as error:
+            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (content, str(error))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_some_malformed_objects_are_accepted_or_one_error(
+    server: ApiServer, cluster: Cluster, name: str
+) -> None:
+    check(server, cluster, name, every=61)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_every_malformed_object_is_accepted_or_one_error(
+    server: ApiServer, cluster: Cluster, name: str
+) -> None:
+    check(server, cluster, name, every=1)
+
+
+FAULTS: list[tuple[Any, str]] = [
+    ({"status": 5}, 'workflows "demo-bad": status: Input should be an object'),
+    (
+        {"status": {"finishedAt": "yesterday"}},
+        '"status.finishedAt": it must be a time as 2026-01-31T12:00:00Z',
+    ),
+    ({"status": {"nodes": []}}, '"status.nodes": Input should be an object'),
+    ({"spec": {"arguments": {"parameters": [{}]}}}, "spec.arguments.parameters.0.name"),
+    ({"metadata": {"creationTimestamp": "x"}}, "workflows without a name: "),
+    ({"metadata": {**valid_objects.METADATA, "name": "../x"}}, 'workflows "../x": '),
+    (
+        {"metadata": {**valid_objects.METADATA, "name": "demo-bad", "labels": "a=b"}},
+        '"metadata.labels": Input should be an object',
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "fault"), FAULTS)
+def test_one_malformed_run_is_passed_over_with_one_warning(
+    server: ApiServer,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    change: Object,
+    fault: str,
+) -> None:
+    bad = valid_objects.WORKFLOW | {"metadata": {**valid_objects.METADATA, "name": "demo-bad"}}
+    server.fixed[WORKFLOWS_AT] = {"items": [bad | change, valid_objects.WORKFLOW]}
+
+    tables = json.loads(cluster_overview.everything(cluster, True))
+    cluster.list_objects(WORKFLOWS)
+
+    assert [row["run"] for row in tables["runs"]] == [RUN]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: an object is passed over: http://127.0.0.1:")
+    assert fault.replace('"', "") in warning.replace('"', "")
+    assert not any(".." in path for _, path, _ in server.requests)
+
+
+COMPRESSED: dict[str, Callable[[], bytes]] = {
+    "text": lambda: b"not gzip",
+    "list": lambda: gzip.compress(b"[]"),
+    "part of an object": lambda: gzip.compress(b"{"),
+    "wrong node": lambda: gzip.compress(b'{"a": {"name": 5}}'),
+    "deep list": lambda: gzip.compress(b"[" * 100_000),
+    "bomb": lambda: gzip.compress(b" " * (101 << 20), 1),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_malformed_compressed_nodes_are_one_error_and_a_row_in_the_table(
+    server: ApiServer, cluster: Cluster, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    nodes = base64.b64encode(COMPRESSED[name]()).decode()
+    status = {"phase": "Running", "compressedNodes": nodes}
+    run = valid_objects.WORKFLOW | {"status": status}
+    server.fixed[WORKFLOWS_AT] = {"items": [run]}
+    server.fixed[RUN_AT] = run
+
+    with pytest.raises(RekindleError, match=f"compressed nodes of workflow {RUN} cannot be read"):
+        cluster_overview.run(cluster, RUN, False)
+
+    assert RUN in cluster_overview.everything(cluster, False)
+    assert f"compressed nodes of workflow {RUN}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ({}, "items: it must be a list"),
+        ({"items": {}}, "items: it must be a list"),
+        ({"items": [], "metadata": []}, "its fields must be texts"),
+        ({"items": None}, None),
+        ({"items": [], "metadata": {"continue": 5}}, "its fields must be texts"),
+        ([], "is not a Kubernetes API"),
+    ],
+)
+def test_a_malformed_list_is_an_error(
+    server: ApiServer, cluster: Cluster, page: Any, fault: str | None
+) -> None:
+    server.fixed[PODS_AT] = page
+    if fault is None:
+        assert cluster.list_objects(PODS) == []
+        return
+    with pytest.raises(ApiError, match=fault):
+        cluster.list_objects(PODS)
+
+
+def test_a_watch_of_one_malformed_run_ends_with_an_error(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    events = cluster.watch(WORKFLOWS, name="demo")
+    server.put(WORKFLOWS_AT, {"metadata": {"name": "demo"}, "spec": {}})
+    assert next(events)[0] == "ADDED"
+    server.put(WORKFLOWS_AT, {"metadata": {"name": "demo"}, "spec": {}, "status": 5})
+    with pytest.raises(MalformedObject, match='workflows "demo": "status": Input should be'):
+        next(events)
+
+
+def test_a_watch_of_pods_passes_over_a_malformed_pod(
+    server: ApiServer, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.put(PODS_AT, {"metadata": {"name": "bad"}, "status": []})
+    events = cluster.watch(PODS)
+    server.put(PODS_AT, {"metadata": {"name": "good"}})
+    assert next(events)[1]["metadata"]["name"] == "good"
+    assert 'pods "bad": "status": Input should be an object' in capsys.readouterr().err
+
+
+def test_references_are_found_in_any_text() -> None:
+    text = json.dumps({"cached": json.dumps({"a": {"at": "demo-1/prepare"}}), "x": "s3://b/r/t/o"})
+    assert {"demo-1/prepare", "r/t"} <= find_references(text)
+
+
+def test_commands_name_the_malformed_run(server: ApiServer, tmp_path: Path) -> None:
+    server.fixed[RUN_AT] = valid_objects.WORKFLOW | {"status": 5}
+    cluster = Cluster.connect()
+    for read in (show_logs, lambda each: cluster_overview.run(each, RUN, True)):
+        with pytest.raises(MalformedObject, match=f'workflows "{RUN}": "status": Input should be'):
+            read(cluster)
