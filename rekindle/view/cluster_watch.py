@@ -136,7 +136,7 @@ def _watch_to_completion(
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run and return the exit code."""
-    status = workflow["status"]
+    status = workflow.get("status") or {}
     is_rekindle = workflow_origin.is_rekindle(workflow)
     code = results.exit_code(status, is_rekindle)
     endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
@@ -203,11 +203,11 @@ def _endpoint_facts(
 
 def _describe_failure(cluster: Cluster, workflow: Object) -> str:
     name = workflow["metadata"]["name"]
-    status = workflow["status"]
+    status = workflow.get("status") or {}
     if is_offloaded(workflow):
         return (
-            f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database:"
-            f" `argo get {name}`"
+            f"{name}: {status.get('phase')}: {status.get('message') or ''}\nsteps   in Argo's"
+            f" database: `argo get {name}`"
         )
 
     step = summary.failed_step(summary.steps(name, status))
