@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 
 from argolocal.common.environment import read_integer, require_header_text
 from argolocal.common.wording import visible
-from rekindle.errors import ConfigError, TrackingError, innermost, without_user
+from rekindle.errors import (
+    ConfigError,
+    TrackingError,
+    describe_cause,
+    format_address,
+    innermost,
+    without_secrets,
+)
 from rekindle.kubernetes_names import (
     MLFLOW_TRACKING_PASSWORD,
     MLFLOW_TRACKING_TOKEN,
@@ -44,7 +51,7 @@ def address() -> str:
     uri = os.environ.get(MLFLOW_TRACKING_URI, "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and"
+            f"MLFLOW_TRACKING_URI is {format_address(uri) or 'not set'}: MLflow records runs and"
             " models. Set it to the http(s):// address of an MLflow server, in a cluster through"
             ' the ConfigMap "rekindle".'
         )
@@ -64,8 +71,8 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
         session = _configured_session()
         answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:
-        cause = without_user(str(innermost(error)))
-        server = without_user(uri)
+        cause = describe_cause(innermost(error), uri)
+        server = format_address(uri)
         raise TrackingError(
             f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that"
             f" `curl {server}/health` says OK, then run this step again: nothing is recorded twice."
@@ -83,8 +90,8 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
 
     code = body["error_code"]
     message = body.get("message") or answer.reason
-    message = without_user(f"{code}: {message}".splitlines()[0])
-    raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
+    message = without_secrets(f"{code}: {message}".splitlines()[0])
+    raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", code)
 
 
 def condition(field: str, value: str) -> str:
@@ -105,7 +112,7 @@ def condition(field: str, value: str) -> str:
 
 def _reject(answer: "requests.Response") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
-    server = without_user(address())
+    server = format_address(address())
     host = urlsplit(address()).netloc.rpartition("@")[2]
 
     answer_text = (

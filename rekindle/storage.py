@@ -30,7 +30,15 @@ from urllib3.exceptions import HTTPError
 
 from argolocal.common import exit_codes
 from rekindle.content.hashes import file_sha256 as file_sha256
-from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
+from rekindle.errors import (
+    ConfigError,
+    Conflict,
+    NotFound,
+    StorageError,
+    describe_cause,
+    format_address,
+    say,
+)
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
@@ -117,7 +125,8 @@ class Store:
                 problem = f'the address of the object store is "{self.address}"'
                 remedy = "it must be http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
             else:
-                problem = f"a setting of the object store is invalid ({without_user(str(error))})"
+                cause = describe_cause(error, endpoint or "")
+                problem = f"a setting of the object store is invalid ({cause})"
                 remedy = "correct the variables AWS_... and the files in ~/.aws."
             raise ConfigError(f"{problem}: {remedy}") from error
 
@@ -299,7 +308,7 @@ class Store:
     @property
     def address(self) -> str:
         """The endpoint without credentials, for messages."""
-        return without_user(self.endpoint or "AWS")
+        return format_address(self.endpoint or "AWS")
 
     def uri(self, key: str) -> str:
         """s3://bucket/key"""
@@ -338,7 +347,7 @@ class Store:
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
             # HTTPError means a truncated response
-            reason = " ".join(without_user(str(error)).split())
+            reason = describe_cause(error, self.endpoint or "")
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
                 f" ({reason}). Check S3_ENDPOINT_URL and the AWS_* credentials."

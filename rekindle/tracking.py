@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
+from rekindle.errors import ConfigError, RekindleError, TrackingError, format_address, say
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 from rekindle.mlflow_api import RequestRefused, address, condition, request
 from rekindle.names import (
@@ -218,11 +218,11 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
     if not runs:
         if workflow:
             raise TrackingError(
-                f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle"
+                f"MLflow at {format_address(address())} lacks the run {workflow}: see `rekindle"
                 " status`."
             )
 
-        return address()
+        return format_address(address())
 
     run_id = runs[0]["info"]["run_id"]
     experiment = runs[0]["info"]["experiment_id"]
@@ -234,7 +234,8 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
         view_parameter = ""
 
     parameters = f"workflowType=machine_learning{view_parameter}"
-    return f"{mlflow_url or address()}/#/experiments/{experiment}/runs{run_path}?{parameters}"
+    server = mlflow_url or format_address(address())
+    return f"{server}/#/experiments/{experiment}/runs{run_path}?{parameters}"
 
 
 def log(
@@ -314,7 +315,7 @@ def log_artifact(run_id: str, path: str, content: bytes) -> None:
     root = split_address(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step"
+            f"MLflow at {format_address(address())} keeps artifacts in {root.scheme}:, where a step"
             " cannot write: start it with --serve-artifacts (its default) and"
             " --artifacts-destination, and use a new experiment."
         )

@@ -13,7 +13,14 @@ from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
 from argolocal.manifest.types import Object
 from rekindle.cluster.workflows import has_same_manifest, result_parameters
-from rekindle.errors import ConfigError, RekindleError, without_user
+from rekindle.errors import (
+    ConfigError,
+    RekindleError,
+    describe_cause,
+    format_address,
+    innermost,
+    without_secrets,
+)
 from rekindle.names import PathName
 
 
@@ -30,7 +37,7 @@ class ArgoServer:
             scheme = "https"
 
         self.address = (url if "://" in url else f"{scheme}://{url}").rstrip("/")
-        self.url = without_user(self.address)
+        self.url = format_address(self.address)
         self.namespace = namespace
         self.session = Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
@@ -92,8 +99,9 @@ class ArgoServer:
             if response.ok:
                 return response.json()
         except RequestException as error:
+            cause = describe_cause(innermost(error), self.address)
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({without_user(str(error))}):"
+                f"{self.url} does not answer as an Argo server ({cause}):"
                 " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
 
@@ -102,7 +110,7 @@ class ArgoServer:
         except (ValueError, KeyError, TypeError):
             message = response.text[:500]
 
-        message = f"{response.status_code} {response.reason}: {message}"
+        message = without_secrets(f"{response.status_code} {response.reason}: {message}")
         if response.status_code in (401, 403):
             raise RekindleError(
                 f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one)."

@@ -20,7 +20,7 @@ from typing import Any
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError, api_error
-from rekindle.errors import without_user
+from rekindle.errors import format_address
 from rekindle.names import PathName, show
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
@@ -66,7 +66,7 @@ class Cluster:
         self.context = context
         self.namespace = namespace
         self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
-        self.server: str = without_user(client.configuration.host)
+        self.server: str = format_address(client.configuration.host)
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
