@@ -8,6 +8,7 @@ from rekindle.local.services.s3.format import S3Error, read_meta
 from rekindle.local.services.s3.object_operations import (
     MAX_ENTRIES,
     ObjectRequest,
+    checksum_headers,
     format_boolean,
     iso_time,
 )
@@ -50,7 +51,8 @@ class MultipartRequest(ObjectRequest):
         finally:
             path.unlink(missing_ok=True)
 
-        self.answer(200, {"ETag": f'"{meta["etag"]}"'} if meta else {})
+        headers = {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)} if meta else {}
+        self.answer(200, headers)
 
     def complete_upload(self) -> None:
         upload = self.find_upload()
