@@ -42,6 +42,10 @@ SUPPORTED_VALUES = {
 }
 
 
+CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+WRITE_CONDITIONS = ("if-match", "if-none-match")
+
+
 class Handler(MultipartRequest):
     """Handles one request; ROUTES maps requests to methods."""
 
@@ -61,7 +65,9 @@ class Handler(MultipartRequest):
                 raise S3Error(501, "NotImplemented", message)
 
         self.reject_bucket_in_host()
-        self.find_route().action(self)
+        route = self.find_route()
+        self.reject_unsupported_conditions(route)
+        route.action(self)
 
     def reject_unsupported_headers(self) -> None:
         """Raise S3Error for a header of S3 that this operation would ignore."""
@@ -81,6 +87,17 @@ class Handler(MultipartRequest):
             raise S3Error(
                 501, "NotImplemented", "Content-Range of a write is not supported: send all bytes."
             )
+
+    def reject_unsupported_conditions(self, route: "Route") -> None:
+        """Raise S3Error for a condition that a request would ignore, and then change something."""
+        if self.command in ("GET", "HEAD"):
+            return
+
+        for name in CONDITIONS:
+            is_supported = route.has_conditions and name in WRITE_CONDITIONS
+            if name in self.fields and not is_supported:
+                message = f"the condition {name} of this operation is not supported here."
+                raise S3Error(501, "NotImplemented", message)
 
     def reject_bucket_in_host(self) -> None:
         """Raise S3Error for a request whose bucket is part of the host, as in data.localhost: the
@@ -118,11 +135,12 @@ class Handler(MultipartRequest):
 @dataclass(frozen=True)
 class Route:
     """An operation. `parameters`: supported query parameters; `has_overrides`: query parameters
-    response-* may set response headers."""
+    response-* may set response headers; `has_conditions`: heeds WRITE_CONDITIONS."""
 
     action: Callable[[Handler], None]
     parameters: tuple[str, ...] = ()
     has_overrides: bool = False
+    has_conditions: bool = False
 
 
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
@@ -157,13 +175,13 @@ ROUTES: dict[tuple[str, str, str], Route] = {
     ("GET", "bucket", "list-type"): Route(Handler.list_objects, LIST_OBJECTS),
     ("GET", "bucket", "uploads"): Route(Handler.list_uploads, LIST_UPLOADS),
     ("POST", "bucket", "delete"): Route(Handler.delete_objects),
-    ("PUT", "object", ""): Route(Handler.put_object),
+    ("PUT", "object", ""): Route(Handler.put_object, has_conditions=True),
     ("GET", "object", ""): Route(Handler.get_object, has_overrides=True),
     ("HEAD", "object", ""): Route(Handler.get_object, has_overrides=True),
-    ("DELETE", "object", ""): Route(Handler.delete_object),
+    ("DELETE", "object", ""): Route(Handler.delete_object, has_conditions=True),
     ("POST", "object", "uploads"): Route(Handler.create_upload),
     ("PUT", "object", "uploadId"): Route(Handler.upload_part, ("partNumber",)),
     ("GET", "object", "uploadId"): Route(Handler.list_parts, ("max-parts", "part-number-marker")),
-    ("POST", "object", "uploadId"): Route(Handler.complete_upload),
+    ("POST", "object", "uploadId"): Route(Handler.complete_upload, has_conditions=True),
     ("DELETE", "object", "uploadId"): Route(Handler.abort_upload),
 }

@@ -913,6 +913,27 @@ def test_a_write_ignores_no_header(endpoint: Endpoint, header: str) -> None:
     assert code(endpoint, "HEAD", "/data/ignored")[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "condition"),
+    [
+        ("PUT", "/data/a", "If_Unmodified_Since"),
+        ("PUT", "/data/a", "If_Modified_Since"),
+        ("PUT", "/data/a", "If_Range"),
+        ("PUT", "/data/a?uploadId=x&partNumber=1", "If_Match"),
+        ("DELETE", "/data/a", "If_Unmodified_Since"),
+        ("DELETE", "/data/a?uploadId=x", "If_Match"),
+        ("POST", "/data/a?uploads", "If_None_Match"),
+        ("POST", "/data?delete", "If_Match"),
+    ],
+)
+def test_a_change_ignores_no_condition(
+    endpoint: Endpoint, method: str, path: str, condition: str
+) -> None:
+    value = "Sat, 01 Jan 2000 00:00:00 GMT" if condition.endswith("Since") else "*"
+    assert code(endpoint, method, path, **{condition: value}) == (501, "NotImplemented")
+    assert endpoint.client.get_object(Bucket="data", Key="a")["Body"].read() == b"0123456789"
+
+
 def test_only_a_write_of_an_object_copies(endpoint: Endpoint) -> None:
     for method, path in (("GET", "/data/a"), ("POST", "/data/b?uploads"), ("DELETE", "/data/b")):
         assert code(endpoint, method, path, x_amz_copy_source="/data/a")[0] == 501
