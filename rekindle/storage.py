@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -42,6 +43,8 @@ from rekindle.errors import (
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
+# maximum size of an object that one request copies; `TransferConfig` copies larger ones in parts
+MAX_COPY_BYTES = (5 << 30) + 1
 THREADS = 8  # number of parallel transfers; with one endpoint, more would not be faster
 STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
 LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
@@ -239,12 +242,11 @@ class Store:
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the bucket."""
+        """Copy an object within the bucket; an object of more than 5 GiB in parts, as S3
+        requires."""
         origin = {"Bucket": self.bucket, "Key": source}
-        self._request(
-            source,
-            lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin),
-        )
+        parts = TransferConfig(multipart_threshold=MAX_COPY_BYTES)
+        self._request(source, lambda: self.client.copy(origin, self.bucket, target, Config=parts))
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
         """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic

@@ -32,7 +32,6 @@ COPY_HEADERS = {
     "x-amz-copy-source-if-modified-since",
     "x-amz-copy-source-if-none-match",
     "x-amz-copy-source-if-unmodified-since",
-    "x-amz-metadata-directive",
 }
 # headers that are supported only with these values, which equal the default behaviour
 SUPPORTED_VALUES = {
@@ -73,7 +72,9 @@ class Handler(MultipartRequest):
         """Raise S3Error for a header of S3 that this operation would ignore."""
         supported_headers = SUPPORTED_HEADERS
         if self.command == "PUT" and "x-amz-copy-source" in self.fields:
-            supported_headers = SUPPORTED_HEADERS | COPY_HEADERS
+            is_part = "uploadId" in self.query
+            own_header = "x-amz-copy-source-range" if is_part else "x-amz-metadata-directive"
+            supported_headers = SUPPORTED_HEADERS | COPY_HEADERS | {own_header}
 
         for name in self.fields:
             is_supported = name in supported_headers or name.startswith(SUPPORTED_PREFIXES)

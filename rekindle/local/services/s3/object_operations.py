@@ -281,12 +281,7 @@ class ObjectRequest(Request):
         self.answer(200, {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)})
 
     def copy_object(self) -> None:
-        bucket, key = parse_copy_source(self.fields["x-amz-copy-source"])
-        claims = checksum_names(self.fields)
-        if claims:
-            message = f"{claims[0]} of a copy is not supported: use x-amz-checksum-algorithm."
-            raise S3Error(501, "NotImplemented", message)
-
+        bucket, key = self.copy_source()
         directive = self.fields.get("x-amz-metadata-directive", "COPY")
         if directive not in ("COPY", "REPLACE"):
             raise S3Error(
@@ -332,6 +327,15 @@ class ObjectRequest(Request):
             **checksum_fields,
         )
         self.answer(200, body=body)
+
+    def copy_source(self) -> tuple[str, str]:
+        """Return bucket and key of the source of a copy."""
+        claims = checksum_names(self.fields)
+        if claims:
+            message = f"{claims[0]} of a copy is not supported: use x-amz-checksum-algorithm."
+            raise S3Error(501, "NotImplemented", message)
+
+        return parse_copy_source(self.fields["x-amz-copy-source"])
 
     def prepare_copy(
         self, file: BinaryIO, source: Meta, headers: dict[str, str]

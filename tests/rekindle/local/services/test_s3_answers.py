@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
 import pytest
+from boto3.s3.transfer import TransferConfig
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -840,6 +841,51 @@ def test_a_copy_of_an_object_in_parts_has_the_etag_of_an_object_without_parts(
     answer = endpoint.client.copy_object(**copy, CopySourceIfMatch=etag, ChecksumAlgorithm="SHA256")
     assert answer["CopyObjectResult"]["ETag"] == md5
     assert endpoint.client.head_object(**TARGET)["ETag"] == md5
+
+
+def test_a_large_object_is_copied_in_parts(endpoint: Endpoint) -> None:
+    data = os.urandom(11 << 20)
+    endpoint.client.put_object(Bucket="data", Key="large", Body=data)
+    parts = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)
+    endpoint.client.copy({"Bucket": "data", "Key": "large"}, "data", "target", Config=parts)
+    answer = endpoint.client.get_object(**TARGET)
+    assert answer["Body"].read() == data
+    assert answer["ETag"].endswith('-3"')
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "error"),
+    [
+        ({"x-amz-copy-source-range": "bytes=2-4"}, 200, ""),
+        ({"x-amz-copy-source-range": "bytes=9-9"}, 200, ""),
+        ({"x-amz-copy-source-range": "bytes=9-10"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=4-2"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=2-"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=-2"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "2-4"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-if-match": "other"}, 412, "PreconditionFailed"),
+        ({"x-amz-metadata-directive": "REPLACE"}, 501, "NotImplemented"),
+        ({"x-amz-copy-source": "/data/nothing"}, 404, "NoSuchKey"),
+    ],
+)
+def test_a_part_is_copied_from_exactly_the_bytes_of_the_range(
+    endpoint: Endpoint, headers: dict[str, str], status: int, error: str
+) -> None:
+    upload_id = endpoint.client.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
+    path = f"/data/parts?uploadId={upload_id}&partNumber=1"
+    all_headers = {"x-amz-copy-source": "/data/a", **headers}
+    assert send(endpoint, "PUT", path, b"", all_headers)[:2] == (status, error)
+
+    first, _, last = (
+        headers.get("x-amz-copy-source-range", "").removeprefix("bytes=").partition("-")
+    )
+    expected = (
+        [f'"{hashlib.md5(b"0123456789"[int(first) : int(last) + 1]).hexdigest()}"']
+        if status == 200
+        else []
+    )
+    listed = endpoint.client.list_parts(Bucket="data", Key="parts", UploadId=upload_id)
+    assert [part["ETag"] for part in listed.get("Parts", [])] == expected
 
 
 @pytest.mark.parametrize("directive", ["COPY", "REPLACE"])
