@@ -976,7 +976,7 @@ def test_a_change_ignores_no_condition(
     endpoint: Endpoint, method: str, path: str, condition: str
 ) -> None:
     value = "Sat, 01 Jan 2000 00:00:00 GMT" if condition.endswith("Since") else "*"
-    assert code(endpoint, method, path, **{condition: value}) == (501, "NotImplemented")
+    assert code(endpoint, method, path, b"", **{condition: value}) == (501, "NotImplemented")
     assert endpoint.client.get_object(Bucket="data", Key="a")["Body"].read() == b"0123456789"
 
 
