@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from argolocal.common import exit_codes
+from argolocal.common import addresses, exit_codes
+from argolocal.common.addresses import HIDDEN, format_address
 from argolocal.common.wording import cut
 from argolocal.errors import ArgolocalError as RekindleError
 from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
@@ -20,15 +21,11 @@ __all__ = [
     "RekindleError",
     "StorageError",
     "did_you_mean",
+    "format_address",
     "say",
 ]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
-# user and password of a URL, also without a scheme or with a slash in the password: invalid URLs
-# may contain secrets, too
-USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
-# the query of a URL, which may contain a token or a signature
-QUERY = re.compile(r"(://[^\s?#'\"]*\?)[^\s#'\"<>()]*[^\s#'\"<>():.,;]")
 # the value of an invalid header in error messages of requests and http.client; it may be a token,
 # for example with a newline at its end
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
@@ -72,11 +69,25 @@ class Check:
         return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n     {self.remedy}")
 
 
-def without_user(text: str) -> str:
-    """Remove secrets from a message: user, password and query of URLs, and values of invalid
-    headers."""
-    without_query = QUERY.sub(r"\1...", USER.sub("", text))
-    return HEADER_VALUE.sub(" is not allowed (the value is not shown)", without_query)
+def without_secrets(text: str) -> str:
+    """Remove secrets from a message: those of addresses, and values of invalid headers.
+
+    For a single address, `format_address` also hides secrets that a message cannot distinguish from
+    other words.
+    """
+    shown_text = addresses.without_secrets(text)
+    return HEADER_VALUE.sub(" is not allowed (the value is not shown)", shown_text)
+
+
+def describe_cause(error: BaseException, address: str) -> str:
+    """Return the text of an error of a request to `address`, without secrets.
+
+    If the address has no clean form, clients disagree about which part of it is the password, and
+    may quote the password as a host or a port: then return only the class of the error.
+    """
+    if HIDDEN in format_address(address):
+        return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"
+    return " ".join(without_secrets(str(error)).split())
 
 
 def innermost(error: BaseException) -> BaseException:

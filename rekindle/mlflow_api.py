@@ -20,7 +20,14 @@ from pydantic import BeforeValidator, Field, ValidationError
 from argolocal.common.environment import read_integer, require_header_text
 from argolocal.common.wording import visible
 from rekindle.documents import Document, describe_first_error, name_field
-from rekindle.errors import ConfigError, TrackingError, innermost, without_user
+from rekindle.errors import (
+    ConfigError,
+    TrackingError,
+    describe_cause,
+    format_address,
+    innermost,
+    without_secrets,
+)
 from rekindle.kubernetes_names import (
     MLFLOW_TRACKING_PASSWORD,
     MLFLOW_TRACKING_TOKEN,
@@ -244,7 +251,7 @@ def address() -> str:
     uri = os.environ.get(MLFLOW_TRACKING_URI, "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and"
+            f"MLFLOW_TRACKING_URI is {format_address(uri) or 'not set'}: MLflow records runs and"
             " models. Set it to the http(s):// address of an MLflow server, in a cluster through"
             ' the ConfigMap "rekindle".'
         )
@@ -264,8 +271,8 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
         session = _configured_session()
         answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:
-        cause = without_user(str(innermost(error)))
-        server = without_user(uri)
+        cause = describe_cause(innermost(error), uri)
+        server = format_address(uri)
         raise TrackingError(
             f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that"
             f" `curl {server}/health` says OK, then run this step again: nothing is recorded twice."
@@ -282,7 +289,7 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
             _reject(answer)
 
         raise TrackingError(
-            f"MLflow at {without_user(uri)} answered {method} {path} with a malformed document:"
+            f"MLflow at {format_address(uri)} answered {method} {path} with a malformed document:"
             f" {describe_first_error(error)}. {SERVER_REMEDY}"
         ) from None
 
@@ -313,13 +320,13 @@ def _refuse(answer: "requests.Response") -> NoReturn:
 
     code = refusal.error_code
     text = f"{code}: {refusal.message or answer.reason}".strip().splitlines()[0]
-    message = visible(without_user(text))
-    raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
+    message = visible(without_secrets(text))
+    raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", code)
 
 
 def _reject(answer: "requests.Response") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
-    server = without_user(address())
+    server = format_address(address())
     host = urlsplit(address()).netloc.rpartition("@")[2]
 
     answer_text = (

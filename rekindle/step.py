@@ -36,7 +36,14 @@ from argolocal.common.checked_names import show
 from argolocal.common.json_text import describe_not_finite, loads, to_json
 from argolocal.common.wording import shorten
 from rekindle import project
-from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean, rule
+from rekindle.errors import (
+    ConfigError,
+    DataError,
+    RekindleError,
+    did_you_mean,
+    rule,
+    without_secrets,
+)
 from rekindle.project import user_exceptions
 from rekindle.sections import broken_rule
 
@@ -411,10 +418,13 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 def fail(error: RekindleError) -> int:
     """Write an error to stderr and to the termination log of the container; return its exit
     code."""
+    # Argo copies the termination log to the status of the run, and `report` copies it to MLflow
+    message = without_secrets(str(error))
+
     with suppress(OSError):  # a full disk must not change the exit code
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {message}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):
-            log.write_text(str(error)[:4096])
+            log.write_text(message[:4096])
     return error.exit_code

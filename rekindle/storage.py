@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -30,10 +31,20 @@ from urllib3.exceptions import HTTPError
 
 from argolocal.common import exit_codes
 from rekindle.content.hashes import file_sha256 as file_sha256
-from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
+from rekindle.errors import (
+    ConfigError,
+    Conflict,
+    NotFound,
+    StorageError,
+    describe_cause,
+    format_address,
+    say,
+)
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
+# maximum size of an object that one request copies; `TransferConfig` copies larger ones in parts
+MAX_COPY_BYTES = (5 << 30) + 1
 THREADS = 8  # number of parallel transfers; with one endpoint, more would not be faster
 STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
 LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
@@ -117,7 +128,8 @@ class Store:
                 problem = f'the address of the object store is "{self.address}"'
                 remedy = "it must be http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
             else:
-                problem = f"a setting of the object store is invalid ({without_user(str(error))})"
+                cause = describe_cause(error, endpoint or "")
+                problem = f"a setting of the object store is invalid ({cause})"
                 remedy = "correct the variables AWS_... and the files in ~/.aws."
             raise ConfigError(f"{problem}: {remedy}") from error
 
@@ -230,12 +242,11 @@ class Store:
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the bucket."""
+        """Copy an object within the bucket; an object of more than 5 GiB in parts, as S3
+        requires."""
         origin = {"Bucket": self.bucket, "Key": source}
-        self._request(
-            source,
-            lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin),
-        )
+        parts = TransferConfig(multipart_threshold=MAX_COPY_BYTES)
+        self._request(source, lambda: self.client.copy(origin, self.bucket, target, Config=parts))
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
         """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic
@@ -299,7 +310,7 @@ class Store:
     @property
     def address(self) -> str:
         """The endpoint without credentials, for messages."""
-        return without_user(self.endpoint or "AWS")
+        return format_address(self.endpoint or "AWS")
 
     def uri(self, key: str) -> str:
         """s3://bucket/key"""
@@ -338,7 +349,7 @@ class Store:
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
             # HTTPError means a truncated response
-            reason = " ".join(without_user(str(error)).split())
+            reason = describe_cause(error, self.endpoint or "")
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
                 f" ({reason}). Check S3_ENDPOINT_URL and the AWS_* credentials."

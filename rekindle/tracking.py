@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
 from rekindle import mlflow_api
-from rekindle.errors import ConfigError, RekindleError, TrackingError, say, without_user
+from rekindle.errors import ConfigError, RekindleError, TrackingError, format_address, say
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 from rekindle.mlflow_api import A, RequestRefused, address, condition, request
 from rekindle.names import (
@@ -214,11 +214,11 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
     if not runs:
         if workflow:
             raise TrackingError(
-                f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle"
+                f"MLflow at {format_address(address())} lacks the run {workflow}: see `rekindle"
                 " status`."
             )
 
-        return address()
+        return format_address(address())
 
     info = runs[0].info
     experiment = experiments.get(info.experiment_id)
@@ -227,8 +227,8 @@ def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
     has_view = experiment is not None and VIEW_TAG in experiment.tags
     view_parameter = "&viewStateShareKey=rekindle" if has_view and not workflow else ""
     parameters = f"workflowType=machine_learning{view_parameter}"
-    page = f"{mlflow_url or address()}/#/experiments/{info.experiment_id}/runs"
-    return f"{page}{run_path}?{parameters}"
+    server = mlflow_url or format_address(address())
+    return f"{server}/#/experiments/{info.experiment_id}/runs{run_path}?{parameters}"
 
 
 def log(
@@ -308,7 +308,7 @@ def log_artifact(run_id: str, path: str, content: bytes) -> None:
     root = split_address(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step"
+            f"MLflow at {format_address(address())} keeps artifacts in {root.scheme}:, where a step"
             " cannot write: start it with --serve-artifacts (its default) and"
             " --artifacts-destination, and use a new experiment."
         )

@@ -60,7 +60,7 @@ class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     version: str = Field(description="version of the registered model")
     content: str = Field(
-        description="digest of the served files, which is the last part of model_uri"
+        description="first 12 digits of the hash in model_uri, for names of Kubernetes objects"
     )
 
 
@@ -70,6 +70,7 @@ def run(inputs: Inputs) -> Outputs:
     Raises ConfigError if the verdict is not release, DataError for a damaged model.
     """
     from rekindle import Store, tracking
+    from rekindle.content.verified_release import content_hash
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
     from rekindle.release.release_files import collect_files, commit, hash_describing_files, upload
@@ -115,9 +116,7 @@ def run(inputs: Inputs) -> Outputs:
     fact_tags = {f"{tracking.PREFIX}{name}": value for name, value in facts.items()}
     tracking.log(run_id, tags=tags | fact_tags)
 
-    return Outputs(
-        model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2]
-    )
+    return Outputs(model_uri=prefix, version=release.version, content=content_hash(hashes)[:12])
 
 
 def describe_origin(inputs: Inputs) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import Document, parse
-from rekindle.errors import RekindleError, without_user
+from rekindle.errors import RekindleError, without_secrets
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 from rekindle.release.watch.notification import convert_phase, describe_failures, parse_verdicts
 from rekindle.step import StepInputs, StepOutputs
@@ -150,7 +150,7 @@ def run(inputs: Inputs) -> Outputs:
 
             if lines and summary.state == "failed":
                 label = "training" if is_single_training else task
-                lines.insert(0, f"{label}: {without_user(summary.message)}")
+                lines.insert(0, f"{label}: {without_secrets(summary.message)}")
 
     sweep = inputs.config.get("sweep")
     if sweep:

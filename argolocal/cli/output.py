@@ -8,6 +8,7 @@ import click
 
 from argolocal.cli import standard_streams
 from argolocal.common import exit_codes, homes, program
+from argolocal.common.addresses import without_secrets
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import one_line, shorten
 from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
@@ -25,7 +26,11 @@ def print_errors_as_json(as_json: bool) -> Iterator[None]:
         yield
     except ArgolocalError as error:
         if as_json:
-            click.echo(to_json({"workflow": None, "phase": "Failed", "message": str(error)}))
+            click.echo(
+                to_json(
+                    {"workflow": None, "phase": "Failed", "message": without_secrets(str(error))}
+                )
+            )
         raise
 
 
@@ -107,4 +112,4 @@ def run_command(command: Callable[[], object]) -> int:
 
 
 def _print_error(message: str) -> None:
-    click.echo(f"error: {shorten(message)}", err=True)
+    click.echo(f"error: {shorten(without_secrets(message))}", err=True)

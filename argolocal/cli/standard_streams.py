@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from argolocal.common.terminal import EscapedStream
+from argolocal.common.wording import EscapedStream
 from argolocal.errors import ArgolocalError
 
 

@@ -1,7 +1,9 @@
-"""Format texts for a terminal: escape control characters, shorten messages, and write durations in
-words."""
+"""Format texts for a terminal: escape control characters, also in streams, shorten messages, and
+write durations in words."""
 
+import io
 import re
+from typing import Any, TextIO
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
@@ -70,3 +72,31 @@ def first_names(names: list[str], limit: int, separator: str = ", ") -> str:
     if len(names) <= limit:
         return text
     return f"{text} and {len(names) - limit} more"
+
+
+class EscapedStream(io.TextIOWrapper):
+    """A text stream that removes colours and escapes control characters. All commands print to such
+    streams."""
+
+    def write(self, text: str, /) -> int:
+        super().write(visible(text))
+        return len(text)
+
+
+class _RawStream:
+    """Writes to an `EscapedStream` without escaping."""
+
+    def __init__(self, stream: EscapedStream) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def without_escapes(stream: TextIO) -> TextIO:
+    """Return a stream for our own colours and cursor moves. The caller applies `visible` to
+    untrusted text."""
+    return _RawStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]

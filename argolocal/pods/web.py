@@ -19,6 +19,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, BinaryIO
 from urllib.parse import SplitResult
 
+from argolocal.common.addresses import format_address, hide_values
+
 MAX_REDIRECTS = 10
 LOGIN_HEADERS = (
     "authorization",
@@ -120,16 +122,18 @@ def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
     while data := _read(response):
         size += file.write(data)
         if size > max_bytes:
-            raise WebError(response.url, f"the response has more than {max_bytes / 1e6:,.0f} MB")
+            raise WebError(
+                hide_password(response.url), f"the response has more than {max_bytes / 1e6:,.0f} MB"
+            )
 
 
 def _read(response: HTTPResponse) -> bytes:
     try:
         data = response.read(1 << 20)
         if not data and response.length:
-            raise WebError(response.url, "unexpected EOF")
+            raise WebError(hide_password(response.url), "unexpected EOF")
     except (OSError, ValueError, HTTPException) as error:
-        raise WebError(response.url, error) from error
+        raise WebError(hide_password(response.url), error) from error
     return data
 
 
@@ -194,12 +198,13 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
-    except ValueError as error:
-        raise WebError(url, error) from None
+    except ValueError:
+        # the text of the error contains the port, which may be a password
+        raise WebError(hide_password(url), "invalid host or port") from None
     if parts.scheme not in ("http", "https"):
         raise WebError(hide_password(url), f'unsupported protocol scheme "{parts.scheme}"')
     if not parts.hostname:
-        raise WebError(url, "no Host in request URL")
+        raise WebError(hide_password(url), "no Host in request URL")
     return parts
 
 
@@ -225,5 +230,8 @@ def _without_user(url: str) -> str:
 
 
 def hide_password(url: str) -> str:
-    """Replace the password in a URL by ***, as Go does."""
-    return PASSWORD_PATTERN.sub(r"\1***@", url)
+    """Replace the password in a URL by ***, as Go does, and hide its query, which Go shows."""
+    shown_url = PASSWORD_PATTERN.sub(r"\1***@", url)
+    if shown_url == url:
+        return format_address(url)
+    return hide_values(shown_url)

@@ -16,8 +16,7 @@ from typing import Any, Protocol, TextIO
 
 from argolocal.common import causes
 from argolocal.common.json_text import to_json
-from argolocal.common.terminal import without_escapes
-from argolocal.common.wording import format_duration, visible
+from argolocal.common.wording import format_duration, visible, without_escapes
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.summary import (
     FINISHED,

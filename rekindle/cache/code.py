@@ -139,30 +139,81 @@ def _sha256(path: Path) -> str:
 def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
     """Return the file of a module below `roots` or in an editable installation; None for a module
     of an installed package."""
-    path = Path(*name.split("."))
-    package = name.partition(".")[0]
+    package, *submodules = name.split(".")
     engine = [folder.parent for folder in ENGINE if folder.name == package]
-    for root in engine or _in_search_order(package, roots):
-        for stem in (root / path / "__init__", root / path):
-            for suffix in MODULE_SUFFIXES if stem.parent.is_dir() else ():
-                file = Path(f"{stem}{suffix}")
-                if file.is_file():
-                    return file
-    return None
+    groups = [engine] if engine else _in_search_order(package, list(roots))
+
+    file = None
+    folders: list[Path] = []
+    for group in groups:
+        file, folders = _find_in(group, package)
+        if file or folders:
+            break
+
+    if package in project.SHARED:
+        # `project.load` lets such a package consist of all its folders
+        folders = [root / package for group in groups for root in group]
+
+    for submodule in submodules:
+        file, folders = _find_in(folders, submodule)
+    return file
 
 
-def _in_search_order(package: str, roots: Iterable[Path]) -> list[Path]:
-    """Return `roots` and the editable installation of a package, in the order in which Python
-    searches them: `project.load` appends the project to `sys.path`."""
+def _find_in(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
+    """Return the file of the module `name` in the first folder that has it, and the folders of its
+    submodules.
+
+    As in Python, a folder without `__init__` is part of a namespace package, and is used only if no
+    folder has a module or a regular package of that name. A namespace package has no file.
+    """
+    stems = [folder / name for folder in folders]
+    subfolders = [stem for stem in stems if stem.is_dir()]
+
+    for stem in stems:
+        if stem in subfolders and (file := _with_suffix(stem / "__init__")):
+            if _extends_path(file):
+                return file, [stem, *subfolders]
+            return file, [stem]
+
+        if stem.parent.is_dir() and (file := _with_suffix(stem)):
+            return file, []
+
+    return None, subfolders
+
+
+def _with_suffix(stem: Path) -> Path | None:
+    files = (Path(f"{stem}{suffix}") for suffix in MODULE_SUFFIXES)
+    return next(filter(Path.is_file, files), None)
+
+
+@cache
+def _extends_path(file: Path) -> bool:
+    """Return True if the code of a package may add folders to its submodules' search path."""
+    return b"__path__" in file.read_bytes()
+
+
+def _in_search_order(package: str, roots: list[Path]) -> list[list[Path]]:
+    """Return `roots`, which end with the reference project, and the editable installation of a
+    package, in the order in which Python searches them: `project.load` appends the project to
+    `sys.path`.
+
+    Python searches a group only if the groups before it have neither a module nor a folder of that
+    name.
+    """
     sources = _source_roots(package)
     # the project extends the shared packages, and is searched first
     if package in project.SHARED or not sources:
-        return [*roots, *sources]
+        return [[*roots, *sources]]
 
     positions = map(_search_position, project.search_path())
     project_position = min(positions, default=len(sys.path))
     earlier = [folder for folder in sources if _search_position(str(folder)) < project_position]
-    return [*earlier, *roots, *sources]
+    in_path = [folder for folder in sources if _search_position(str(folder)) < len(sys.path)]
+    # an import hook of setuptools finds these folders, after all folders of `sys.path`
+    hooked = [folder for folder in sources if folder not in in_path]
+
+    *folders, reference = roots
+    return [list(dict.fromkeys([*earlier, *folders, *in_path])), hooked, [reference]]
 
 
 def _search_position(folder: str) -> int:

@@ -15,7 +15,15 @@ from argolocal.manifest.types import Object
 from rekindle.cluster.kubernetes_api import WORKFLOWS, describe_name, parse_object
 from rekindle.cluster.objects.validation import find_fault
 from rekindle.cluster.workflows import has_same_manifest, result_parameters
-from rekindle.errors import ConfigError, RekindleError, say, without_user
+from rekindle.errors import (
+    ConfigError,
+    RekindleError,
+    describe_cause,
+    format_address,
+    innermost,
+    say,
+    without_secrets,
+)
 from rekindle.names import PathName, show
 
 
@@ -32,7 +40,7 @@ class ArgoServer:
             scheme = "https"
 
         self.address = (url if "://" in url else f"{scheme}://{url}").rstrip("/")
-        self.url = without_user(self.address)
+        self.url = format_address(self.address)
         self.namespace = namespace
         self.session = Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
@@ -123,8 +131,9 @@ class ArgoServer:
             if response.ok and answer is not None:
                 return answer
         except RequestException as error:
+            cause = describe_cause(innermost(error), self.address)
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({without_user(str(error))}):"
+                f"{self.url} does not answer as an Argo server ({cause}):"
                 " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
 
@@ -138,7 +147,7 @@ class ArgoServer:
         if not isinstance(message, str):
             message = response.text[:500]
 
-        message = f"{response.status_code} {response.reason}: {message}"
+        message = without_secrets(f"{response.status_code} {response.reason}: {message}")
         if response.status_code in (401, 403):
             raise RekindleError(
                 f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one)."

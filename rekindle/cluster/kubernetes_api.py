@@ -21,7 +21,7 @@ from typing import Any, cast
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError, MalformedObject, api_error
-from rekindle.errors import say, without_user
+from rekindle.errors import format_address, say
 from rekindle.names import PathName, show
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
@@ -67,7 +67,7 @@ class Cluster:
         self.context = context
         self.namespace = namespace
         self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
-        self.server: str = without_user(client.configuration.host)
+        self.server: str = format_address(client.configuration.host)
         self.reported: set[str] = set()  # warnings that were already printed
 
     @classmethod

@@ -17,7 +17,7 @@ from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
 from rekindle.blocks.manifest.render import order_keys, to_yaml
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, did_you_mean, format_address
 from rekindle.kubernetes_names import (
     AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY,
@@ -77,9 +77,10 @@ class Platform:
 
         for name, url in (("endpoint", self.endpoint), ("MLflow", self.mlflow)):
             parts = urlsplit(url)
-            if "@" in url:
+            if format_address(url) != url:
                 raise ConfigError(
-                    f"the address of {name} contains a user or password: put them into a Secret."
+                    f"the address of {name} contains a user, a password or a query: put them into a"
+                    " Secret."
                 )
 
             if url and (parts.scheme not in ("http", "https") or not parts.netloc):

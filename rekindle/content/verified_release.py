@@ -1,7 +1,7 @@
 """Read single files of a release from the object store, and compare them with the hash in the key
 of the release.
 
-    read_verified(store, "releases/fraud/0123456789ab", ["model.json", "model.safetensors"])
+    read_verified(store, "releases/fraud/HASH", ["model.json", "model.safetensors"])
 """
 
 import hashlib
@@ -32,8 +32,10 @@ MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 DESCRIBED_FILES = (REFERENCE, ORIGIN, CURVE)
 # the last of these files is added by MLflow when it downloads a release
 UNHASHED_FILES = {RELEASE_RECORD, VERDICT, *DESCRIBED_FILES, "registered_model_meta"}
-RELEASE_KEY = re.compile("releases/[^/]+/[0-9a-f]{12}")
-HASH_LENGTH = 12
+# An earlier version of Rekindle has written releases with the first 12 digits of the hash. Such a
+# hash finds damage, but who can write to the bucket can find other files with the same 12 digits.
+RELEASE_KEY = re.compile("releases/[^/]+/(?:[0-9a-f]{64}|[0-9a-f]{12})")
+EARLIER_HASH_LENGTH = 12
 REMEDY = "Release the model again."
 Sha256 = Annotated[str, name_field(Digest)]
 
@@ -61,7 +63,7 @@ def reject_other_folder(key: str, address: str) -> None:
     """
     if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{show(address)} is not a release: its key must be releases/NAME/HASH, with the 12"
+            f"{show(address)} is not a release: its key must be releases/NAME/HASH, with the 64"
             f" digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 
@@ -70,7 +72,7 @@ def content_hash(hashes: Mapping[str, str]) -> str:
     """Return the hash of the names and contents of a release's files, which is the last part of its
     key."""
     lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:HASH_LENGTH]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
@@ -79,7 +81,8 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
     `key`: "" for a release that MLflow has downloaded, whose key is unknown.
     """
     actual = content_hash(hashes)
-    if key and not key.endswith(f"/{actual}"):
+    recorded = key.rpartition("/")[2]
+    if key and recorded not in (actual, actual[:EARLIER_HASH_LENGTH]):
         raise DataError(
             f"{address.rstrip('/')}/{RELEASE_RECORD} was changed since the release: the hash of its"
             f" files is {actual}. {REMEDY}"

@@ -26,8 +26,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argolocal.common.terminal import without_escapes
-from argolocal.common.wording import format_duration
+from argolocal.common.wording import format_duration, without_escapes
 from argolocal.view.display import is_terminal
 
 # state of a process → its character and style. Of several states in a column, the first one in this

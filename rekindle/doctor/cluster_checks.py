@@ -31,7 +31,7 @@ from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
 from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod
-from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.errors import Check, ConfigError, RekindleError, format_address
 from rekindle.kubernetes_names import (
     CONFIG_MAP,
     DOCTOR,
@@ -411,7 +411,7 @@ def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     settings = _read_data(cluster, CONFIG_MAPS, CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
     steps_endpoint = re.sub(
-        "^https?://", "", without_user(settings.get(S3_ENDPOINT_URL) or "")
+        "^https?://", "", format_address(settings.get(S3_ENDPOINT_URL) or "")
     ).rstrip("/")
     is_same_endpoint = endpoint == steps_endpoint or (
         not steps_endpoint and "amazonaws.com" in endpoint

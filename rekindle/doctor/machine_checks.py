@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from argolocal.common import homes
 from argolocal.pods import filesystem
-from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.errors import Check, ConfigError, RekindleError, format_address
 from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICES, answers
@@ -277,5 +277,5 @@ def check_mlflow(cluster: LocalCluster) -> Check:
 
     ok = not url.startswith("http") or answers(f"{url}/version", 10)
     return Check(
-        "MLflow", ok, without_user(url) + (" answers" if ok else " does not answer"), remedy
+        "MLflow", ok, format_address(url) + (" answers" if ok else " does not answer"), remedy
     )

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from argolocal.common.wording import cut
-from rekindle.errors import CodeError, RekindleError, did_you_mean
+from rekindle.errors import CodeError, RekindleError, did_you_mean, without_secrets
 from rekindle.project.folders import BUNDLED, ENGINE
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def describe(error: Exception) -> str:
 
 
 def _one_line(error: Exception, message: str) -> str:
+    message = without_secrets(message)
     text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
     return cut(text, MAX_TEXT)
 

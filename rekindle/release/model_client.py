@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from argolocal.common.environment import require_header_text
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
-from rekindle.errors import ConfigError, DataError, RekindleError, in_one_line, without_user
+from rekindle.errors import ConfigError, DataError, RekindleError, format_address, in_one_line
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
@@ -27,13 +27,26 @@ UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError
 
 def resolve(endpoint: str) -> str:
     """Return the URL of a service: $REKINDLE_ENDPOINT, else the address in the variables
-    NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`."""
+    NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`. Raises ConfigError if it
+    contains a password."""
     name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
     host = os.environ.get(f"{name}_SERVICE_HOST")
     port = os.environ.get(f"{name}_SERVICE_PORT")
-    return (
-        os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)
-    ).rstrip("/")
+    service = f"http://{host}:{port}" if host and port else endpoint
+    url = (os.environ.get(ENDPOINT) or service).rstrip("/")
+    reject_secrets(url)
+    return url
+
+
+def reject_secrets(url: str) -> None:
+    """Raise ConfigError if the URL of a model's servers contains more than a host, a port and a
+    path."""
+    if format_address(url) != url:
+        raise ConfigError(
+            f"the address of the model's servers, {format_address(url)}, contains a user, a"
+            f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and"
+            f" {REKINDLE_TOKEN} to a token of the servers."
+        )
 
 
 class RequestTooLarge(DataError):
@@ -48,13 +61,7 @@ class ModelClient:
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
-        if without_user(endpoint) != endpoint:
-            raise ConfigError(
-                f"the address of the model's servers, {without_user(endpoint)}, contains a user, a"
-                f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and"
-                f" {REKINDLE_TOKEN} to a token of the servers."
-            )
-
+        reject_secrets(endpoint)
         self.endpoint = endpoint
         self.path = f"/v1/models/{name}"
         self.sha256 = sha256

@@ -23,8 +23,7 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from argolocal.common.terminal import without_escapes
-from argolocal.common.wording import visible
+from argolocal.common.wording import visible, without_escapes
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
 from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from argolocal.manifest.types import Object

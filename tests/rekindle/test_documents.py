@@ -19,7 +19,7 @@ from rekindle.blocks.manifest import workflow_origin
 from rekindle.cache import claims, difference, entries
 from rekindle.cache.lookup import reused_tasks
 from rekindle.content.weights import read_description
-from rekindle.documents import InvalidDocument, ModelFile, parse, read_file
+from rekindle.documents import InvalidDocument, ModelFile, parse, read_file, read_object
 from rekindle.errors import RekindleError
 from rekindle.names import RunName
 from rekindle.operations.reproduce.comparison import compare
@@ -105,7 +105,7 @@ def read_promotion(objects: Objects) -> None:
 
 
 def read_reference(objects: Objects) -> None:
-    reference = drift.read_object(
+    reference = read_object(
         drift.Reference, objects.store, f"{objects.prefix}reference.json"
     ).model_dump()
     drift.compute_shifts(reference, {"rows": 5, "scores": {}, "features": {}}, [])

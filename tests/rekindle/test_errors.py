@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rekindle import mlflow_api, tracking
-from rekindle.errors import ConfigError, RekindleError, TrackingError, without_user
+from rekindle.errors import ConfigError, RekindleError, TrackingError, without_secrets
 from rekindle.local.services.services import check_reachable
 from rekindle.names import split_address
 from rekindle.storage import Store
@@ -20,18 +20,36 @@ from rekindle.storage import Store
         ("http://ann:hunter@2@h, http://bob:hunter2@i", "http://h, http://i"),
         ("http://ann:hunter/2@h", "http://h"),
         ("ann:hunter2@h", "h"),
-        ("http://h:9000/models@champion", "http://h:9000/models@champion"),
-        ("https://h/a?X-Amz-Signature=hunter2&b=1 is away?", "https://h/a?... is away?"),
-        ("--set a=https://h/a?b=1: a is wrong.", "--set a=https://h/a?...: a is wrong."),
-        ("'http://h?token=hunter2', again", "'http://h?...', again"),
+        ("http://h:9000/models/a", "http://h:9000/models/a"),
+        ("//ann:hunter2@h", "//h"),
+        ("HTTP://ann:hunter2@h", "HTTP://h"),
+        ("http://ann:hun@ter@2@h is away", "http://h is away"),
+        ("http://ann:hunter 2@h is away", "http://h is away"),
+        ("http://ann:hunter?2@h, http://bob:hunter#2@i", "http://h, http://i"),
+        ("http://ann:123/hunter2@h", "http://…@h"),
+        ("h?sig=hunter2, again", "h?sig=…, again"),
+        ("/a?x=1&access_token=hunter2", "/a?x=1&access_token=…"),
+        ("http://h/a#token=hunter2: no", "http://h/a#…: no"),
+        ("http://h/#/a?token=hunter2", "http://h/#/a?token=…"),
+        ("http://h/a;token=hunter2/b", "http://h/a;…"),
+        ("http://h?sig=hunter'2 is away", "http://h?… is away"),
+        ('{"url": "http://h?a=1", "b": 2}', '{"url": "http://h?…", "b": 2}'),
+        ("http://h/a/#title-of-a-paragraph.", "http://h/a/#title-of-a-paragraph."),
+        ("http://h:9000, mail a@b", "http://h:9000, mail a@b"),
+        ("registry:5000/a@sha256:12 is missing", "registry:5000/a@sha256:12 is missing"),
+        ("models:/demo@champion", "models:/demo@champion"),
+        ("http://h/#/experiments/1/runs/a?b=c", "http://h/#/experiments/1/runs/a?b=c"),
+        ("https://h/a?X-Amz-Signature=hunter2&b=1 is away?", "https://h/a?… is away?"),
+        ("--set a=https://h/a?b=1: a is wrong.", "--set a=https://h/a?…: a is wrong."),
+        ("'http://h?token=hunter2', again", "'http://h?…', again"),
         (
             "s3://bucket/a@b and registry.example.com/a@sha256:12",
             "s3://bucket/a@b and registry.example.com/a@sha256:12",
         ),
     ],
 )
-def test_only_user_and_password_are_removed_from_an_address(text: str, shown: str) -> None:
-    assert without_user(text) == shown
+def test_only_secrets_are_removed_from_an_address(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
 
 
 def ask_mlflow(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,19 +140,35 @@ def test_an_invalid_setting_of_aws_is_one_error(
         Store("b", "http://127.0.0.1:9", short_retries=True)
 
 
-@pytest.mark.parametrize("address", ["http://[", "http://ann:hunter2@[x"])
+@pytest.mark.parametrize("address", ["http://[", "http://ann:hunter2@[x", "http://ann:hunter2/x@h"])
 def test_an_address_with_an_invalid_host_is_one_error(address: str) -> None:
     with pytest.raises(
         RekindleError, match=r"S3_ENDPOINT_URL is http://.*nothing answers"
     ) as error:
         check_reachable("s3", address)
     assert "hunter2" not in str(error.value)
-    assert split_address(address).scheme == ""
+
+
+def test_the_address_of_no_host_is_not_split() -> None:
+    assert split_address("http://ann:hunter2@[x").scheme == ""
 
 
 @pytest.mark.parametrize("ask", [ask_mlflow, ask_the_store])
 @pytest.mark.parametrize(
-    "address", ["http://ann:hunter2@127.0.0.1:9", "http://ann:hunter2@127.0.0.1:x", "ann:hunter2@h"]
+    "address",
+    [
+        "http://ann:hunter2@127.0.0.1:9",
+        "http://ann:hunter2@127.0.0.1:x",
+        "http://ann:1/hunter2@h",
+        "http://ann:hunter2/1@h",
+        "http://ann:a hunter2@h",
+        "http://127.0.0.1:9?sig=hunter2",
+        "http://127.0.0.1:9/a#token=hunter2",
+        "http://127.0.0.1:9/a;token=hunter2",
+        "ann:hunter2@h",
+        "h?sig=hunter2",
+        "//ann:hunter2@h",
+    ],
 )
 def test_the_error_of_an_unreachable_address_hides_its_password(
     ask: Callable[[str, pytest.MonkeyPatch], None],

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from argolocal.common import program
 from rekindle.errors import ConfigError, DataError
 from rekindle.step import (
     Artifact,
@@ -269,3 +270,14 @@ def test_a_wrong_flag_is_one_line_with_the_nearest_flag(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert words in line
+
+
+def test_the_status_of_a_run_gets_no_password_from_an_error_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setenv(program.TERMINATION_LOG, str(log))
+    assert main(["steps.prepare", "http://ann:hunter2@h/a?sig=hunter2"]) == 78
+    assert log.read_text().startswith("http://h/a?… is not an input")
+    assert "hunter2" not in capsys.readouterr().err

@@ -52,7 +52,7 @@ STOPPED = [
             "Failed",
             json.dumps(FAILURE).replace("no data", "http://ann:hunter2@h/a?token=hunter2 is away"),
             "FAILED",
-            "train: Error (exit code 65): http://h/a?... is away",
+            "train: Error (exit code 65): http://h/a?… is away",
         ),
         ("Failed", "[" * 5000, "FAILED", f"workflow: {'[' * 890}"),
         ("Error", "{{workflow.failures}}", "FAILED", "workflow: {{workflow.failures}}"),

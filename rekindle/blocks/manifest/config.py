@@ -28,12 +28,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from argolocal.common.addresses import AFTER_HOST
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import POD_DEFAULTS, CacheConfig, ClusterConfig
-from rekindle.errors import ConfigError, did_you_mean, without_user
+from rekindle.errors import ConfigError, did_you_mean, without_secrets
 from rekindle.gate import Gate, check_bounds
 from rekindle.release.serve_config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
@@ -50,12 +51,17 @@ from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# a URL with a password, or with a signature or token in its query, except a variable such as
-# $(PASSWORD)
+# a URL with a password, or with a signature or token in its query, fragment or path, except a
+# variable such as $(PASSWORD). The password may contain slashes and spaces; the host of an address
+# without a scheme may precede the digest of an image.
 PASSWORD_URL = re.compile(
-    r"://[^\s/?#@:]*:(?!\$\()[^\s/?#@]+@"
-    r"|://[^\s?#]*\?(?:[^\s#]*[&_-])?(?:sig|signature|token|password|api_?key|secret)=(?!\$\()[^&\s]",
-    re.IGNORECASE,
+    rf"""
+    (?:(?<=:)|(?<!\S))//[^\s/?#@:]*:(?!\$\(|{AFTER_HOST})[^\n@][^\n]*@[\w.\[-]
+    | ^[^\s/?#@:]+:(?!\$\()[^\s/@]+@(?!sha(?:256|512):)[\w.-]+(?:[:/]|$)
+    | [?&;\#](?:[\w.-]*[._-])?
+      (?:sig|signature|\w*token|passw(?:or)?d|pwd|api_?key|secret|credential)=(?!\$\()[^&\s]
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 MAX_ERRORS = 20  # maximum number of errors in one message
 KeyPath = tuple[str, ...]  # path of a value: ("train", "workers")
@@ -342,7 +348,7 @@ def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[
     if len(errors) > MAX_ERRORS:
         lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
 
-    return [without_user(line) for line in lines]
+    return [without_secrets(line) for line in lines]
 
 
 def _reject_passwords(loaded: Loaded) -> None:
@@ -352,7 +358,7 @@ def _reject_passwords(loaded: Loaded) -> None:
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
             raise ConfigError(
-                f"{without_user(loaded.origin(name))}: {name} is a URL with a password or"
+                f"{without_secrets(loaded.origin(name))}: {name} is a URL with a password or"
                 " a signature, which everyone can read who can read the manifest or MLflow:"
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."

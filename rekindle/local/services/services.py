@@ -43,8 +43,8 @@ from rekindle.errors import (
     RekindleError,
     StorageError,
     TrackingError,
+    format_address,
     say,
-    without_user,
 )
 from rekindle.kubernetes_names import (
     AWS_ACCESS_KEY_ID,
@@ -416,11 +416,14 @@ def check_reachable(name: str, url: str) -> None:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         with socket.create_connection((parts.hostname or "", port), 3):
             return
-    except (OSError, ValueError) as error:  # ValueError: an invalid host or port
+    except (OSError, ValueError) as error:
+        # the text of a ValueError is the wrong port, which may be a password
+        reason = error if isinstance(error, OSError) else "its host or port is invalid"
+        variable = ADDRESS_VARIABLES[name]
         raise ERROR_TYPES[name](
-            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address"
-            f" ({error}). Start the service or correct the address; unset {ADDRESS_VARIABLES[name]}"
-            " to use the embedded service."
+            f"{variable} is {format_address(url)}, but nothing answers at this address ({reason})."
+            f" Start the service or correct the address; unset {variable} to use the embedded"
+            " service."
         ) from error
 
 

@@ -12,14 +12,14 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.content.verified_release import REFERENCE, read_described, reject_other_folder
-from rekindle.documents import Document, parse, read_object
+from rekindle.documents import Document, parse
 from rekindle.errors import DataError, RekindleError, say
 from rekindle.names import ModelName
 from rekindle.release.serve_config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, compute_shift
 from rekindle.release.watch.scores import BUCKET_BOUNDS
 from rekindle.release.watch.scrape import Counts, scrape, subtract_counts
-from rekindle.storage import NotFound, Store
+from rekindle.storage import Conflict, NotFound, Store
 
 DAY_S = 86400
 Count = Annotated[int, Field(ge=0)]
@@ -79,31 +79,40 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
             f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again."
         ) from error
 
-    state = _read_state(store, config.model)
-    is_same_version = state.version == champion.version
-    histograms = state.before if state.workflow == workflow else state.seen
-
-    if is_same_version:
-        earlier_counts = {process: item.model_dump() for process, item in histograms.items()}
-    else:
-        earlier_counts = {}
-
-    current_counts = scrape(
-        f"http://{champion.deployment}:{PORT}", champion.version, earlier_counts
-    )
-    new_counts = subtract_counts(current_counts, earlier_counts)
+    endpoint = f"http://{champion.deployment}:{PORT}"
+    new_counts = _count_new_requests(store, config, endpoint, champion.version, workflow)
     if new_counts["rows"] < config.minimum:
         return new_counts["rows"], {}
-
-    changes = {
-        "version": champion.version,
-        "workflow": workflow,
-        "before": earlier_counts,
-        "seen": current_counts,
-    }
-
-    _write_state(store, config.model, state, changes)
     return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
+
+
+def _count_new_requests(
+    store: Store, config: DriftConfig, endpoint: str, version: str, workflow: str
+) -> Counts:
+    """Return the histograms of the requests since the last check. With at least `config.minimum`
+    instances, record that they were checked: no later check of another workflow counts them."""
+    while True:
+        state, etag = _read_state(store, config.model)
+        histograms = state.before if state.workflow == workflow else state.seen
+
+        if state.version == version:
+            earlier_counts = {process: item.model_dump() for process, item in histograms.items()}
+        else:
+            earlier_counts = {}
+
+        current_counts = scrape(endpoint, version, earlier_counts)
+        new_counts = subtract_counts(current_counts, earlier_counts)
+        if new_counts["rows"] < config.minimum:
+            return new_counts
+
+        changes = {
+            "version": version,
+            "workflow": workflow,
+            "before": earlier_counts,
+            "seen": current_counts,
+        }
+        if _write_state(store, config.model, state, changes, etag):
+            return new_counts
 
 
 def reset_counts(store: Store, model: str, version: str) -> None:
@@ -122,7 +131,10 @@ def reset_counts(store: Store, model: str, version: str) -> None:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
 
     changes = {"version": version, "workflow": "", "before": {}, "seen": seen}
-    _write_state(store, model, _read_state(store, model), changes)
+    while True:
+        state, etag = _read_state(store, model)
+        if _write_state(store, model, state, changes, etag):
+            return
 
 
 def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
@@ -154,16 +166,20 @@ def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
 def claim_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
     """If the model may be trained again, claim its retraining for `workflow` and return 0; else
     return the number of days to wait."""
-    now = time.time()
-    state = _read_state(store, config.model)
-    if state.retrained_by == workflow:
-        return 0.0
-    last_training_time = max(tracking.find_last_start(config.model), state.retrained)
-    remaining_days = config.min_days_between - (now - last_training_time) / DAY_S
-    if remaining_days > 0:
-        return remaining_days
-    _write_state(store, config.model, state, {"retrained": now, "retrained_by": workflow})
-    return 0.0
+    while True:
+        now = time.time()
+        state, etag = _read_state(store, config.model)
+        if state.retrained_by == workflow:
+            return 0.0
+
+        last_training_time = max(tracking.find_last_start(config.model), state.retrained)
+        remaining_days = config.min_days_between - (now - last_training_time) / DAY_S
+        if remaining_days > 0:
+            return remaining_days
+
+        claim = {"retrained": now, "retrained_by": workflow}
+        if _write_state(store, config.model, state, claim, etag):
+            return 0.0
 
 
 def draw(shifts: Shifts, threshold: float, file: Path) -> None:
@@ -213,12 +229,25 @@ def _state_key(model: str) -> str:
     return f"releases/{ModelName(model)}/drift.json"
 
 
-def _read_state(store: Store, model: str) -> State:
+def _read_state(store: Store, model: str) -> tuple[State, str | None]:
+    """Return drift.json and its etag; None if it does not exist."""
+    key = _state_key(model)
     try:
-        return read_object(State, store, _state_key(model))
+        data, etag = store.get_with_etag(key)
     except NotFound:
-        return State()
+        return State(), None
+    return parse(State, data, store.uri(key)), etag
 
 
-def _write_state(store: Store, model: str, state: State, changes: Mapping[str, Any]) -> None:
-    store.put(_state_key(model), to_json(state.model_dump() | dict(changes)).encode())
+def _write_state(
+    store: Store, model: str, state: State, changes: Mapping[str, Any], etag: str | None
+) -> bool:
+    """Write `state` with `changes`, unless drift.json has changed since `etag`. Return True if it
+    was written."""
+    data = to_json(state.model_dump() | dict(changes)).encode()
+    try:
+        store.put(_state_key(model), data, if_match=etag, if_absent=etag is None)
+    except (Conflict, NotFound):
+        # another check, or a promotion, has changed or removed it
+        return False
+    return True

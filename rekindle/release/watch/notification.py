@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from argolocal.common import causes
 from argolocal.common.wording import visible
-from rekindle.errors import innermost, say, without_user
+from rekindle.errors import innermost, say, without_secrets
 from rekindle.kubernetes_names import NOTIFY_SECRET, NOTIFY_URL
 from rekindle.release.watch.time_limit import call_within
 from rekindle.sections import Section
@@ -77,8 +77,8 @@ class Message:
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
-        reason = without_user(visible(self.reason))[:MAX_REASON_LENGTH]
-        link = without_user(self.link)
+        reason = without_secrets(visible(self.reason))[:MAX_REASON_LENGTH]
+        link = without_secrets(self.link)
         if message_format == "json":
             return asdict(self) | {"reason": reason, "link": link}
         lines = [f"*{self.name}*: {self.text}", reason]
@@ -217,7 +217,7 @@ def describe_failures(failures: str) -> list[str]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return [f"workflow: {without_user(value)}"]
+            return [f"workflow: {without_secrets(value)}"]
 
     # the value may be `null`
     if isinstance(value, list):
@@ -225,7 +225,7 @@ def describe_failures(failures: str) -> list[str]:
     else:
         nodes = []
 
-    return [f"{name}: {without_user(message)}" for name, message in causes.failed_steps(nodes)]
+    return [f"{name}: {without_secrets(message)}" for name, message in causes.failed_steps(nodes)]
 
 
 def parse_verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:

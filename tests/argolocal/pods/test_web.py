@@ -97,6 +97,28 @@ def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:s3cr3t/x@a.example/",
+        "http://:9/?X-Amz-Signature=s3cr3t",
+        "ftp://a.example/?sig=s3cr3t",
+        "//me:s3cr3t@a.example/",
+        "ftp://me:pw@a.example/?sig=s3cr3t",
+    ],
+)
+def test_the_error_of_a_wrong_address_shows_no_secret(url: str):
+    with pytest.raises(web.WebError) as caught:
+        web.request(url)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_the_error_of_a_failed_request_shows_no_signature():
+    with pytest.raises(web.WebError, match=r"http://127\.0\.0\.1:9/a…: .*refused") as caught:
+        web.request("http://127.0.0.1:9/a?X-Amz-Signature=s3cr3t")
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "method, status, after, body",
     [
         *(("POST", status, "GET", "") for status in (301, 302, 303)),

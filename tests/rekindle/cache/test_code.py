@@ -1,16 +1,20 @@
 """The identity of a step's code covers every file that it may run, and no other."""
 
 import hashlib
+import itertools
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from rekindle import project
 from rekindle.cache import code
+from rekindle.errors import ConfigError
 
 
 @pytest.fixture
@@ -145,6 +149,107 @@ def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_co
     sys.modules.pop("twice_found")
     assert module.__file__ == str(tmp_path / first / "twice_found.py")
     assert found["twice_found"] == tmp_path / first / "twice_found.py"
+
+
+# the forms that a package has in a folder; in these files, `net` stands for an imported submodule
+FORMS = {
+    "missing": [],
+    "module": ["{}"],
+    "namespace": ["{}/net"],
+    "empty namespace": ["{}/other"],
+    "package": ["{}/__init__", "{}/net"],
+    "package without the submodule": ["{}/__init__"],
+}
+
+
+FEW_FORMS = ["missing", "namespace", "package"]
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize(
+    ("depth", "order", "forms"),
+    [
+        ("", ["a", "b"], FEW_FORMS),
+        ("outer.", ["a", "project", "b"], FEW_FORMS),
+        *itertools.product(["", "outer."], [["a", "b"], ["a", "project", "b"]], [list(FORMS)]),
+    ],
+)
+def test_the_file_of_a_submodule_is_the_one_that_python_imports_in_every_layout(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    depth: str,
+    order: list[str],
+    forms: list[str],
+) -> None:
+    layouts = list(itertools.product(forms, repeat=3))
+    names = {layout: f"{depth}layout_{number}" for number, layout in enumerate(layouts)}
+    for layout, name in names.items():
+        for folder, form in zip(("a", "b", "project"), layout, strict=True):
+            files = [file.format(name.replace(".", "/")) for file in FORMS[form]]
+            write(tmp_path / folder, dict.fromkeys(files, ""))
+    statements = "".join(f"import {name}.net\n" for name in names.values())
+    write(tmp_path / "project", {"first": statements})
+
+    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / folder) for folder in order)])
+    forget()
+    found = code.imported_files(["first"], [str(tmp_path / "project")])
+
+    for layout, name in names.items():
+        try:
+            module = project.load(f"{name}.net", "workload", [])
+        except ConfigError:
+            assert f"{name}.net" not in found, layout
+        else:
+            assert str(found.get(f"{name}.net")) == module.__file__, layout
+
+    for name in [name for name in sys.modules if name.startswith(("layout_", "outer"))]:
+        del sys.modules[name]
+
+
+def test_an_import_hook_of_an_editable_installation_is_asked_after_all_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hook(MetaPathFinder):
+        def find_spec(
+            self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        ) -> ModuleSpec | None:
+            if name in ("hooked_module", "hooked_package"):
+                return PathFinder.find_spec(name, [str(tmp_path / "editable")])
+            return None
+
+    write(tmp_path / "editable", dict.fromkeys(["hooked_module", "hooked_package/net"], ""))
+    write(tmp_path / "editable", {"hooked_package/__init__": ""})
+    write(tmp_path / "project", {"first": "import hooked_module, hooked_package.net\n"})
+    (tmp_path / "project/hooked_package").mkdir()
+    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook()])
+    forget()
+    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    assert found["hooked_module"] == tmp_path / "editable/hooked_module.py"
+    # the folder of the project hides the installed package
+    with pytest.raises(ConfigError):
+        project.load("hooked_package.net", "workload", [])
+    del sys.modules["hooked_package"]
+    assert "hooked_package.net" not in found
+
+
+def test_a_package_that_extends_its_path_has_the_submodules_of_all_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extends = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+    for folder in ("a", "project"):
+        write(tmp_path / folder, {"extended/__init__": extends, f"extended/{folder}": ""})
+    write(tmp_path / "project", {"first": "import extended.a, extended.project\n"})
+    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "a")])
+    forget()
+    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    for name in ("extended.a", "extended.project"):
+        assert str(found[name]) == project.load(name, "workload", []).__file__
+    for name in ("extended", "extended.a", "extended.project"):
+        del sys.modules[name]
 
 
 def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(

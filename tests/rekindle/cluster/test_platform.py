@@ -473,7 +473,16 @@ def test_the_operator_patch_is_for_the_given_namespace(namespace: str) -> None:
     assert "cannot be combined with --with" in done.output
 
 
-@pytest.mark.parametrize("address", ["http://user:hunter2@m", "user:hunter2@m"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://user:hunter2@m",
+        "user:hunter2@m",
+        "http://m?token=hunter2",
+        "http://m#hunter2",
+        "m?hunter2",
+    ],
+)
 def test_a_password_in_an_address_is_refused_and_not_shown(address: str) -> None:
     with pytest.raises(ConfigError, match="put them into a Secret") as caught:
         Platform("models", mlflow=address)

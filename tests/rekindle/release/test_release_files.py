@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from rekindle.content.verified_artifacts import verify_artifact
-from rekindle.content.verified_release import read_described
+from rekindle.content.verified_release import (
+    content_hash,
+    read_described,
+    reject_other_folder,
+    reject_other_hash,
+)
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc, release_files
 from rekindle.release.release_files import (
@@ -164,6 +169,23 @@ def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
     for read in (download, download_champion):
         with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
             read(s3, f"{folder}/", tmp_path / "release")
+
+
+def test_other_files_with_the_same_first_digits_of_the_hash_are_not_the_release() -> None:
+    hashes = {"model.safetensors": "0" * 64}
+    actual = content_hash(hashes)
+    changed = actual[:-1] + ("0" if actual[-1] != "0" else "1")
+    with pytest.raises(DataError, match=f"the hash of its files is {actual}"):
+        reject_other_hash(f"releases/echo/{changed}", hashes, "address")
+
+
+def test_a_release_of_an_earlier_version_has_12_digits_of_the_hash_in_its_key() -> None:
+    hashes = {"model.safetensors": "0" * 64}
+    earlier_key = f"releases/echo/{content_hash(hashes)[:12]}"
+    reject_other_folder(earlier_key, "address")
+    reject_other_hash(earlier_key, hashes, "address")
+    with pytest.raises(DataError, match="was changed since the release"):
+        reject_other_hash(earlier_key, {"model.safetensors": "1" * 64}, "address")
 
 
 DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}

@@ -88,10 +88,10 @@ def _is_object_metadata(value: object) -> bool:
     return bool(has_content) and has_numbers and isinstance(value.get("headers"), dict)
 
 
-def blocks(files: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
-    """Yield the first `size` bytes of each file, in order."""
+def blocks(files: list[tuple[BinaryIO, int]], start: int = 0) -> Iterator[bytes]:
+    """Yield the bytes from `start` to `size` of each file, in order."""
     for file, size in files:
-        for offset in range(0, size, BLOCK_BYTES):
+        for offset in range(start, size, BLOCK_BYTES):
             yield os.pread(file.fileno(), min(BLOCK_BYTES, size - offset), offset)
 
 

@@ -8,28 +8,41 @@ from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.multipart import MultipartRequest
 from rekindle.local.services.s3.values import is_address
 
-# headers of S3 that change the meaning of a request, so they cannot be ignored
-UNSUPPORTED_HEADERS = (
-    "x-amz-bypass-governance-retention",
-    "x-amz-copy-source-server-side-encryption",
-    "x-amz-expected-bucket-owner",
-    "x-amz-grant-",
-    "x-amz-if-match-",
-    "x-amz-mfa",
-    "x-amz-object-lock-",
-    "x-amz-rename-source",
-    "x-amz-server-side-encryption-customer-",
-    "x-amz-source-expected-bucket-owner",
-    "x-amz-tagging",
-    "x-amz-website-redirect-location",
-    "x-amz-write-offset-bytes",
-)
+# the headers of S3 that are heeded, or do not change the meaning of a request; all others would
+# change it, so they are not ignored
+SUPPORTED_HEADERS = {
+    "x-amz-acl",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-decoded-content-length",
+    "x-amz-mp-object-size",
+    "x-amz-optional-object-attributes",
+    "x-amz-request-payer",
+    "x-amz-sdk-checksum-algorithm",
+    "x-amz-security-token",
+    "x-amz-server-side-encryption",
+    "x-amz-storage-class",
+    "x-amz-trailer",
+    "x-amz-user-agent",
+}
+SUPPORTED_PREFIXES = ("x-amz-checksum-", "x-amz-meta-")
+COPY_HEADERS = {
+    "x-amz-copy-source",
+    "x-amz-copy-source-if-match",
+    "x-amz-copy-source-if-modified-since",
+    "x-amz-copy-source-if-none-match",
+    "x-amz-copy-source-if-unmodified-since",
+}
 # headers that are supported only with these values, which equal the default behaviour
 SUPPORTED_VALUES = {
     "x-amz-acl": ("private", "bucket-owner-full-control"),
     "x-amz-server-side-encryption": ("AES256",),
     "x-amz-storage-class": ("STANDARD",),
 }
+
+
+CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+WRITE_CONDITIONS = ("if-match", "if-none-match")
 
 
 class Handler(MultipartRequest):
@@ -39,11 +52,7 @@ class Handler(MultipartRequest):
         self.fields = {
             name.lower(): ",".join(self.headers.get_all(name, [])) for name in self.headers
         }
-        unsupported_headers = [name for name in self.fields if name.startswith(UNSUPPORTED_HEADERS)]
-        if unsupported_headers:
-            raise S3Error(
-                501, "NotImplemented", f"the header {unsupported_headers[0]} is not supported here."
-            )
+        self.reject_unsupported_headers()
 
         for name, values in SUPPORTED_VALUES.items():
             value = self.fields[name] if name in self.fields else values[0]
@@ -55,7 +64,41 @@ class Handler(MultipartRequest):
                 raise S3Error(501, "NotImplemented", message)
 
         self.reject_bucket_in_host()
-        self.find_route().action(self)
+        route = self.find_route()
+        self.reject_unsupported_conditions(route)
+        route.action(self)
+
+    def reject_unsupported_headers(self) -> None:
+        """Raise S3Error for a header of S3 that this operation would ignore."""
+        supported_headers = SUPPORTED_HEADERS
+        if self.command == "PUT" and "x-amz-copy-source" in self.fields:
+            is_part = "uploadId" in self.query
+            own_header = "x-amz-copy-source-range" if is_part else "x-amz-metadata-directive"
+            supported_headers = SUPPORTED_HEADERS | COPY_HEADERS | {own_header}
+
+        for name in self.fields:
+            is_supported = name in supported_headers or name.startswith(SUPPORTED_PREFIXES)
+            if name.startswith("x-amz-") and not is_supported:
+                raise S3Error(
+                    501, "NotImplemented", f"the header {name[:80]} is not supported here."
+                )
+
+        # the body would be a part of the object
+        if self.command == "PUT" and "content-range" in self.fields:
+            raise S3Error(
+                501, "NotImplemented", "Content-Range of a write is not supported: send all bytes."
+            )
+
+    def reject_unsupported_conditions(self, route: "Route") -> None:
+        """Raise S3Error for a condition that a request would ignore, and then change something."""
+        if self.command in ("GET", "HEAD"):
+            return
+
+        for name in CONDITIONS:
+            is_supported = route.has_conditions and name in WRITE_CONDITIONS
+            if name in self.fields and not is_supported:
+                message = f"the condition {name} of this operation is not supported here."
+                raise S3Error(501, "NotImplemented", message)
 
     def reject_bucket_in_host(self) -> None:
         """Raise S3Error for a request whose bucket is part of the host, as in data.localhost: the
@@ -93,11 +136,12 @@ class Handler(MultipartRequest):
 @dataclass(frozen=True)
 class Route:
     """An operation. `parameters`: supported query parameters; `has_overrides`: query parameters
-    response-* may set response headers."""
+    response-* may set response headers; `has_conditions`: heeds WRITE_CONDITIONS."""
 
     action: Callable[[Handler], None]
     parameters: tuple[str, ...] = ()
     has_overrides: bool = False
+    has_conditions: bool = False
 
 
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
@@ -132,13 +176,13 @@ ROUTES: dict[tuple[str, str, str], Route] = {
     ("GET", "bucket", "list-type"): Route(Handler.list_objects, LIST_OBJECTS),
     ("GET", "bucket", "uploads"): Route(Handler.list_uploads, LIST_UPLOADS),
     ("POST", "bucket", "delete"): Route(Handler.delete_objects),
-    ("PUT", "object", ""): Route(Handler.put_object),
+    ("PUT", "object", ""): Route(Handler.put_object, has_conditions=True),
     ("GET", "object", ""): Route(Handler.get_object, has_overrides=True),
     ("HEAD", "object", ""): Route(Handler.get_object, has_overrides=True),
-    ("DELETE", "object", ""): Route(Handler.delete_object),
+    ("DELETE", "object", ""): Route(Handler.delete_object, has_conditions=True),
     ("POST", "object", "uploads"): Route(Handler.create_upload),
     ("PUT", "object", "uploadId"): Route(Handler.upload_part, ("partNumber",)),
     ("GET", "object", "uploadId"): Route(Handler.list_parts, ("max-parts", "part-number-marker")),
-    ("POST", "object", "uploadId"): Route(Handler.complete_upload),
+    ("POST", "object", "uploadId"): Route(Handler.complete_upload, has_conditions=True),
     ("DELETE", "object", "uploadId"): Route(Handler.abort_upload),
 }

@@ -1,19 +1,29 @@
 """The operations of the embedded S3 endpoint on multipart uploads."""
 
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from rekindle.local.services.s3.checksums import checksum_names
-from rekindle.local.services.s3.format import S3Error, read_meta
+from rekindle.local.services.s3.conditions import check_copy_source
+from rekindle.local.services.s3.format import Meta, S3Error, blocks, read_meta
 from rekindle.local.services.s3.object_operations import (
     MAX_ENTRIES,
     ObjectRequest,
+    checksum_headers,
     format_boolean,
     iso_time,
 )
-from rekindle.local.services.s3.request import printable, xml
+from rekindle.local.services.s3.request import MAX_BODY_BYTES, printable, xml
 from rekindle.local.services.s3.uploads import Part, Upload
-from rekindle.local.services.s3.values import children, parse_integer, parse_part_number
+from rekindle.local.services.s3.values import (
+    children,
+    parse_copy_range,
+    parse_integer,
+    parse_part_number,
+)
 
 
 class MultipartRequest(ObjectRequest):
@@ -35,22 +45,58 @@ class MultipartRequest(ObjectRequest):
 
     def upload_part(self) -> None:
         if "x-amz-copy-source" in self.fields:
-            raise S3Error(
-                501, "NotImplemented", "copying into a multipart upload is not supported."
-            )
+            return self.copy_part()
 
         number = parse_part_number(self.query.get("partNumber", ""))
         upload = self.find_upload()
 
-        path = self.save()
+        meta = self.add_part(upload, number, self.save())
+        self.answer(200, {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)})
 
+    def add_part(self, upload: Upload, number: int, path: Path) -> Meta:
+        """Rename a temporary file to a part of an upload; return its metadata."""
         try:
             meta = read_meta(path)
+            if not meta:
+                raise S3Error(500, "InternalError", f"{path} cannot be read back.")
             self.files.uploads.add(upload, number, path)
         finally:
             path.unlink(missing_ok=True)
 
-        self.answer(200, {"ETag": f'"{meta["etag"]}"'} if meta else {})
+        return meta
+
+    def copy_part(self) -> None:
+        number = parse_part_number(self.query.get("partNumber", ""))
+        upload = self.find_upload()
+        bucket, key = self.copy_source()
+        file, source = self.files.open(bucket, key)
+
+        with file:
+            check_copy_source(self.fields, source)
+            start, end = parse_copy_range(
+                self.fields.get("x-amz-copy-source-range"), source["size"]
+            )
+            if end - start > MAX_BODY_BYTES:
+                raise S3Error(400, "InvalidRequest", "a part has at most 5 GiB: copy a range.")
+
+            md5 = hashlib.md5(usedforsecurity=False)
+
+            def hashed() -> Iterator[bytes]:
+                for block in blocks([(file, end)], start):
+                    md5.update(block)
+                    yield block
+
+            path = self.files.write(
+                hashed(), lambda _: {"key": self.key, "etag": md5.hexdigest(), "headers": {}}
+            )
+
+        meta = self.add_part(upload, number, path)
+        body = xml(
+            "CopyPartResult",
+            ETag=f'"{meta["etag"]}"',
+            LastModified=iso_time(meta["modified"]),
+        )
+        self.answer(200, body=body)
 
     def complete_upload(self) -> None:
         upload = self.find_upload()

@@ -1,6 +1,7 @@
 """The operations of the embedded S3 endpoint on buckets and objects."""
 
 import base64
+import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,13 @@ from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from rekindle.keys import FREE_BYTES
-from rekindle.local.services.s3.checksums import PREFIX, Checksums, hash_of_algorithm
+from rekindle.local.services.s3.checksums import (
+    PREFIX,
+    Checksums,
+    Hash,
+    checksum_names,
+    hash_of_algorithm,
+)
 from rekindle.local.services.s3.conditions import (
     applies_to_range,
     check_copy_source,
@@ -20,7 +27,7 @@ from rekindle.local.services.s3.conditions import (
 )
 from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks
 from rekindle.local.services.s3.object_files import Position
-from rekindle.local.services.s3.request import Request, printable, xml
+from rekindle.local.services.s3.request import MAX_BODY_BYTES, Request, printable, xml
 from rekindle.local.services.s3.values import (
     OVERRIDES,
     check_key,
@@ -55,6 +62,11 @@ def format_boolean(value: object) -> str:
     if value:
         return "true"
     return "false"
+
+
+def checksum_headers(meta: Content) -> dict[str, str]:
+    """Return the headers with the checksums of an object or a part."""
+    return {name: value for name, value in meta["headers"].items() if name.startswith(PREFIX)}
 
 
 class ObjectRequest(Request):
@@ -266,10 +278,10 @@ class ObjectRequest(Request):
             return self.copy_object()
         self.check_write(self.files.find(self.bucket, self.key))
         meta = self.files.commit(self.bucket, self.key, self.save(), self.check_write)
-        self.answer(200, {"ETag": f'"{meta["etag"]}"'})
+        self.answer(200, {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)})
 
     def copy_object(self) -> None:
-        bucket, key = parse_copy_source(self.fields["x-amz-copy-source"])
+        bucket, key = self.copy_source()
         directive = self.fields.get("x-amz-metadata-directive", "COPY")
         if directive not in ("COPY", "REPLACE"):
             raise S3Error(
@@ -287,48 +299,74 @@ class ObjectRequest(Request):
         file, source = self.files.open(bucket, key)
         with file:
             check_copy_source(self.fields, source)
+            if source["size"] > MAX_BODY_BYTES:
+                message = (
+                    "The specified copy source is larger than the maximum allowable size for a"
+                    f" copy source: {MAX_BODY_BYTES}"
+                )
+                raise S3Error(400, "InvalidRequest", message)
+
             if directive == "REPLACE":
-                headers = self.attributes()
+                # checksums describe the data, which stays the same
+                headers = {**self.attributes(), **checksum_headers(source)}
             else:
                 headers = source["headers"]
 
             path = self.files.write(*self.prepare_copy(file, source, headers))
 
         meta = self.files.commit(self.bucket, self.key, path, self.check_write)
-        self.answer(
-            200,
-            body=xml(
-                "CopyObjectResult",
-                ETag=f'"{meta["etag"]}"',
-                LastModified=iso_time(meta["modified"]),
-            ),
+        checksum_fields = {
+            f"Checksum{name.removeprefix(PREFIX).upper()}": value
+            for name, value in checksum_headers(meta).items()
+        }
+
+        body = xml(
+            "CopyObjectResult",
+            ETag=f'"{meta["etag"]}"',
+            LastModified=iso_time(meta["modified"]),
+            **checksum_fields,
         )
+        self.answer(200, body=body)
+
+    def copy_source(self) -> tuple[str, str]:
+        """Return bucket and key of the source of a copy."""
+        claims = checksum_names(self.fields)
+        if claims:
+            message = f"{claims[0]} of a copy is not supported: use x-amz-checksum-algorithm."
+            raise S3Error(501, "NotImplemented", message)
+
+        return parse_copy_source(self.fields["x-amz-copy-source"])
 
     def prepare_copy(
         self, file: BinaryIO, source: Meta, headers: dict[str, str]
     ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
         """Return the data blocks of a copied object, and a function that returns its metadata with
         the checksum that the request asks for."""
-        content: Content = {"key": self.key, "etag": source["etag"], "headers": headers}
-        data = blocks([(file, source["size"])])
-
+        hashes: dict[str, Hash] = {}
         algorithm = self.fields.get("x-amz-checksum-algorithm")
-        if not algorithm:
-            return data, lambda _: content
+        if algorithm:
+            name, value = hash_of_algorithm(algorithm)
+            hashes[name] = value
+            headers = {
+                header: text for header, text in headers.items() if not header.startswith(PREFIX)
+            }
 
-        name, value = hash_of_algorithm(algorithm)
-        kept_headers = {
-            header: text for header, text in headers.items() if not header.startswith(PREFIX)
-        }
+        # the ETag of a multipart object depends on its parts, and a copy has no parts
+        md5 = hashlib.md5(usedforsecurity=False) if "-" in source["etag"] else None
+        all_hashes = [*hashes.values(), *([md5] if md5 else [])]
 
         def hashed() -> Iterator[bytes]:
-            for block in data:
-                value.update(block)
+            for block in blocks([(file, source["size"])]):
+                for value in all_hashes:
+                    value.update(block)
                 yield block
 
         def finish(_: int) -> Content:
-            checksum = base64.b64encode(value.digest()).decode()
-            return {**content, "headers": {**kept_headers, name: checksum}}
+            checksums = {
+                name: base64.b64encode(value.digest()).decode() for name, value in hashes.items()
+            }
+            etag = md5.hexdigest() if md5 else source["etag"]
+            return {"key": self.key, "etag": etag, "headers": {**headers, **checksums}}
 
         return hashed(), finish
 

@@ -149,7 +149,8 @@ class Request(BaseHTTPRequestHandler):
         except ValueError as error:
             self.fail(S3Error(400, "InvalidArgument", str(error)))
         except OSError as error:
-            print(f"{self.command} {self.path}: {error}", file=sys.stderr, flush=True)
+            # without the query, which may contain a signature
+            print(f"{self.command} {target.path}: {error}", file=sys.stderr, flush=True)
             if error.errno in DISK_FULL_ERRORS:
                 message = f"{self.files.root} is full ({error.strerror}): free some disk space."
                 self.fail(S3Error(507, "InsufficientStorage", message))

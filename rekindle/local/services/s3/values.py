@@ -41,6 +41,7 @@ OVERRIDES = {
         "expires",
     )
 }
+COPY_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})|bytes=-([0-9]{1,19})")
 
 
@@ -185,6 +186,23 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
         raise S3Error(416, "InvalidRange", f"Range is {text}, but the object has {size} bytes.")
 
     return start, end
+
+
+def parse_copy_range(text: str | None, size: int) -> tuple[int, int]:
+    """Return the start and end of the bytes that x-amz-copy-source-range selects from an object;
+    without this header, those of the whole object."""
+    if text is None:
+        return 0, size
+
+    match = COPY_RANGE.fullmatch(text)
+    if not match or not int(match[1]) <= int(match[2]) < size:
+        message = (
+            f"x-amz-copy-source-range is {text[:80]!r}: it must be bytes=FIRST-LAST, and LAST less"
+            f" than the size of the source, {size}."
+        )
+        raise S3Error(400, "InvalidArgument", message)
+
+    return int(match[1]), int(match[2]) + 1
 
 
 def parse_date(text: str | None) -> datetime | None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import project
-from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.config import PASSWORD_URL, load_config
 from rekindle.errors import ConfigError
 from tests.effort import calls
 
@@ -400,6 +400,38 @@ def test_a_signed_url_is_refused_and_not_repeated(query: str) -> None:
         load_config(demo, [f"data.source=s3://bucket/x.csv?{query}"], {})
     assert "hunter2" not in str(caught.value)
     load_config(demo, ["data.source=s3://bucket/x.csv?page=1&sign=2"], {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "s3://ann:hun ter2/hunter2@h/x.csv",
+        "s3://h/x.csv#token=hunter2",
+        "s3://h/x.csv;access_token=hunter2",
+        "//ann:hunter2@h/x.csv",
+        "h/x.csv?X-Amz-Signature=hunter2",
+    ],
+)
+def test_a_secret_in_an_unusual_address_is_refused_and_not_repeated(source: str) -> None:
+    demo = project.REFERENCE / "configs/demo.yaml"
+    with pytest.raises(ConfigError, match=r"data\.source is a URL with a password") as caught:
+        load_config(demo, [f"data.source={source}"], {})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "registry:5000/a/b@sha256:12",
+        "a:1.2@sha256:12",
+        "http://h:9000/a@b",
+        "http://ann:$(PASSWORD)@h",
+        "models:/demo@champion",
+        "http://h: mail a@b",
+    ],
+)
+def test_a_text_that_only_resembles_a_password_is_accepted(text: str) -> None:
+    assert not PASSWORD_URL.search(text)
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:

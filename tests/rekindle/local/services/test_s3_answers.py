@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
 import pytest
+from boto3.s3.transfer import TransferConfig
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -809,6 +811,178 @@ def test_a_copy_has_the_checksum_that_its_request_asks_for(endpoint: Endpoint) -
     assert "ChecksumCRC32" not in found
     refused = {"x-amz-copy-source": "data/plain", "x-amz-checksum-algorithm": "CRC32C"}
     assert send(endpoint, "PUT", "/data/target", b"", refused)[:2] == (501, "NotImplemented")
+
+
+def upload_in_parts(endpoint: Endpoint, key: str, parts: list[bytes]) -> str:
+    """Write an object in parts; return its ETag."""
+    client = endpoint.client
+    target = {"Bucket": "data", "Key": key}
+    upload = {**target, "UploadId": client.create_multipart_upload(**target)["UploadId"]}
+    done = [
+        {
+            "PartNumber": number,
+            "ETag": client.upload_part(**upload, PartNumber=number, Body=body)["ETag"],
+        }
+        for number, body in enumerate(parts, 1)
+    ]
+    return client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done})["ETag"]
+
+
+def test_a_copy_of_an_object_in_parts_has_the_etag_of_an_object_without_parts(
+    endpoint: Endpoint,
+) -> None:
+    etag = upload_in_parts(endpoint, "parts", [b"x"])
+    md5 = f'"{hashlib.md5(b"x").hexdigest()}"'
+    assert etag.endswith('-1"')
+
+    copy = {**TARGET, "CopySource": "data/parts"}
+    with pytest.raises(ClientError, match="PreconditionFailed"):
+        endpoint.client.copy_object(**copy, CopySourceIfMatch=md5)
+    answer = endpoint.client.copy_object(**copy, CopySourceIfMatch=etag, ChecksumAlgorithm="SHA256")
+    assert answer["CopyObjectResult"]["ETag"] == md5
+    assert endpoint.client.head_object(**TARGET)["ETag"] == md5
+
+
+def test_a_large_object_is_copied_in_parts(endpoint: Endpoint) -> None:
+    data = os.urandom(11 << 20)
+    endpoint.client.put_object(Bucket="data", Key="large", Body=data)
+    parts = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)
+    endpoint.client.copy({"Bucket": "data", "Key": "large"}, "data", "target", Config=parts)
+    answer = endpoint.client.get_object(**TARGET)
+    assert answer["Body"].read() == data
+    assert answer["ETag"].endswith('-3"')
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "error"),
+    [
+        ({"x-amz-copy-source-range": "bytes=2-4"}, 200, ""),
+        ({"x-amz-copy-source-range": "bytes=9-9"}, 200, ""),
+        ({"x-amz-copy-source-range": "bytes=9-10"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=4-2"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=2-"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "bytes=-2"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-range": "2-4"}, 400, "InvalidArgument"),
+        ({"x-amz-copy-source-if-match": "other"}, 412, "PreconditionFailed"),
+        ({"x-amz-metadata-directive": "REPLACE"}, 501, "NotImplemented"),
+        ({"x-amz-copy-source": "/data/nothing"}, 404, "NoSuchKey"),
+    ],
+)
+def test_a_part_is_copied_from_exactly_the_bytes_of_the_range(
+    endpoint: Endpoint, headers: dict[str, str], status: int, error: str
+) -> None:
+    upload_id = endpoint.client.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
+    path = f"/data/parts?uploadId={upload_id}&partNumber=1"
+    all_headers = {"x-amz-copy-source": "/data/a", **headers}
+    assert send(endpoint, "PUT", path, b"", all_headers)[:2] == (status, error)
+
+    first, _, last = (
+        headers.get("x-amz-copy-source-range", "").removeprefix("bytes=").partition("-")
+    )
+    expected = (
+        [f'"{hashlib.md5(b"0123456789"[int(first) : int(last) + 1]).hexdigest()}"']
+        if status == 200
+        else []
+    )
+    listed = endpoint.client.list_parts(Bucket="data", Key="parts", UploadId=upload_id)
+    assert [part["ETag"] for part in listed.get("Parts", [])] == expected
+
+
+@pytest.mark.parametrize("directive", ["COPY", "REPLACE"])
+def test_a_copy_keeps_the_checksum_of_its_source(endpoint: Endpoint, directive: str) -> None:
+    written = endpoint.client.put_object(
+        Bucket="data", Key="checked", Body=b"x", ChecksumAlgorithm="SHA256"
+    )
+    answer = endpoint.client.copy_object(
+        **TARGET, CopySource="data/checked", MetadataDirective=directive
+    )
+    found = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
+    checksum = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    assert written["ChecksumSHA256"] == checksum
+    assert answer["CopyObjectResult"]["ChecksumSHA256"] == checksum
+    assert found["ChecksumSHA256"] == checksum
+
+
+def test_a_source_of_more_than_5_gib_is_not_copied_at_once(tmp_path: Path) -> None:
+    size = (5 << 30) + 1
+    meta = {"key": "large", "etag": "0" * 32, "headers": {}, "size": size, "modified": 1.0}
+    tail = json.dumps(meta).encode()
+    file = tmp_path / "buckets/data" / hashlib.sha256(b"large").hexdigest()
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as target:
+        target.seek(size)
+        target.write(tail + len(tail).to_bytes(4, "big"))
+
+    server = Endpoint(tmp_path)
+    try:
+        assert code(server, "PUT", "/data/copy", x_amz_copy_source="/data/large") == (
+            400,
+            "InvalidRequest",
+        )
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "x-amz-copy-source-range",
+        "x-amz-copy-source-server-side-encryption-customer-key",
+        "x-amz-checksum-sha256",
+        "x-amz-object-lock-mode",
+        "x-amz-server-side-encryption-aws-kms-key-id",
+        "x-amz-server-side-encryption-bucket-key-enabled",
+        "x-amz-tagging-directive",
+        "x-amz-unknown",
+    ],
+)
+def test_a_copy_ignores_no_header(endpoint: Endpoint, header: str) -> None:
+    headers = {"x-amz-copy-source": "/data/a", header: "bytes=0-1"}
+    assert send(endpoint, "PUT", "/data/ignored", b"", headers)[:2] == (501, "NotImplemented")
+    assert code(endpoint, "HEAD", "/data/ignored")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "content-range",
+        "x-amz-copy-source-if-match",
+        "x-amz-metadata-directive",
+        "x-amz-server-side-encryption-aws-kms-key-id",
+        "x-amz-server-side-encryption-context",
+        "x-amz-unknown",
+    ],
+)
+def test_a_write_ignores_no_header(endpoint: Endpoint, header: str) -> None:
+    answer = send(endpoint, "PUT", "/data/ignored", b"x", {header: "bytes 0-0/2"})
+    assert answer[:2] == (501, "NotImplemented")
+    assert code(endpoint, "HEAD", "/data/ignored")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "condition"),
+    [
+        ("PUT", "/data/a", "If_Unmodified_Since"),
+        ("PUT", "/data/a", "If_Modified_Since"),
+        ("PUT", "/data/a", "If_Range"),
+        ("PUT", "/data/a?uploadId=x&partNumber=1", "If_Match"),
+        ("DELETE", "/data/a", "If_Unmodified_Since"),
+        ("DELETE", "/data/a?uploadId=x", "If_Match"),
+        ("POST", "/data/a?uploads", "If_None_Match"),
+        ("POST", "/data?delete", "If_Match"),
+    ],
+)
+def test_a_change_ignores_no_condition(
+    endpoint: Endpoint, method: str, path: str, condition: str
+) -> None:
+    value = "Sat, 01 Jan 2000 00:00:00 GMT" if condition.endswith("Since") else "*"
+    assert code(endpoint, method, path, b"", **{condition: value}) == (501, "NotImplemented")
+    assert endpoint.client.get_object(Bucket="data", Key="a")["Body"].read() == b"0123456789"
+
+
+def test_only_a_write_of_an_object_copies(endpoint: Endpoint) -> None:
+    for method, path in (("GET", "/data/a"), ("POST", "/data/b?uploads"), ("DELETE", "/data/b")):
+        assert code(endpoint, method, path, x_amz_copy_source="/data/a")[0] == 501
 
 
 @pytest.mark.parametrize(

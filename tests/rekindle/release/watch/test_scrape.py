@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.errors import RekindleError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.watch import scrape as module
 from rekindle.release.watch.scores import SCORE_METRIC
 from rekindle.release.watch.scrape import ServerWatch, scrape, subtract_counts
@@ -65,6 +65,15 @@ def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
         scrape("http://nobody.invalid:8080", "1", {})
     with pytest.raises(RekindleError, match="cannot be read"):
         scrape("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": counts(1, 1)})
+
+
+def test_the_password_of_an_endpoint_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REKINDLE_ENDPOINT", "http://ann:hunter2@127.0.0.1:9")
+    with pytest.raises(ConfigError, match="REKINDLE_ENDPOINT") as error:
+        scrape("http://pods:8080", "1", {})
+    assert "hunter2" not in str(error.value)
 
 
 def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) -> None:

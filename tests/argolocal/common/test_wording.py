@@ -4,8 +4,7 @@ import io
 import subprocess
 import sys
 
-from argolocal.common.terminal import EscapedStream, without_escapes
-from argolocal.common.wording import visible
+from argolocal.common.wording import EscapedStream, visible, without_escapes
 
 # the characters with Unicode's property Bidi_Control, separators of lines, and characters without a
 # width

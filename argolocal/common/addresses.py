@@ -1,0 +1,97 @@
+"""Addresses in messages and records, without the secrets that they may contain.
+
+A secret is a password, or the value of a query, a fragment or a parameter of a path: presigned
+addresses contain signatures and tokens there. Many wrong addresses are passwords that nobody has
+escaped, so an address that has no clean form is hidden, except its scheme.
+"""
+
+import re
+
+HIDDEN = "…"
+HOST = r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)"
+PORT_AND_PATH = r"(?::\w*)?(?:/[^\s?#@;]*)?"
+SCHEME = r"(?:[a-z][a-z0-9+.-]*:)?//"
+NO_SCHEME = r"(?![a-z][a-z0-9+.-]*:/)"
+
+# an address that a URL parser and a reader understand in the same way; group 2 contains no secret
+CLEAN = re.compile(rf"({SCHEME}|{NO_SCHEME})(?:[^\s/?#@]*@)?({HOST}{PORT_AND_PATH})", re.IGNORECASE)
+# the part of an address before its query, fragment or parameters, if no @ follows
+CLEAN_START = re.compile(
+    rf"(?:{SCHEME}|{NO_SCHEME}){HOST}{PORT_AND_PATH}(?=[?#;][^@]*$)", re.IGNORECASE
+)
+
+# the start of a word, where an address without a scheme may begin
+WORD = r"(?<![^\s'\"`=(\[{,<])"
+# an @ that does not end a password: it precedes the digest of an image
+AT = r"@(?!sha(?:256|512):)"
+# a port, or punctuation: what follows the host of an address that has no password
+AFTER_HOST = r"\d*[]'\"`.,:;)}]*(?:[/?#\s]|$)"
+
+# user and password of an address in a text. A password may contain slashes, spaces and @.
+USER = re.compile(
+    rf"""
+    ((?:(?<=:)|{WORD})//)
+    (?:
+        [^\s/?#]*{AT}
+        | [^\s/?#@:]+:(?!{AFTER_HOST})(?:(?!://)[^\n])*{AT}(?=[\w.\[-])
+    )
+    """,
+    re.VERBOSE,
+)
+USER_WITHOUT_SCHEME = re.compile(
+    rf"{WORD}(?!(?:models|runs|mailto):)[^\s/:@'\"`=?#]+:(?!//)\S*{AT}", re.IGNORECASE
+)
+# the host and port of an address whose path contains @, or a user and the start of a password
+HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD})//)[^\s/?#@:]+:\d+[/?#]\S*{AT}")
+
+# the rest of an address from the start of its query to the last character that is not punctuation
+REST = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
+QUERY = re.compile(rf"(://[^\s?#'\"]*\?){REST}")
+# The fragment of an address is hidden unless it is the path of a page, as in MLflow, or the title
+# of a paragraph.
+PAGE = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
+FRAGMENT = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE}){REST}")
+PARAMETERS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){REST}")
+# a parameter of an address without a scheme, also in the fragment of a page
+NAMED_VALUE = re.compile(
+    r"([?&;#]"
+    r"(?:[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
+    r"access_?key(?:_?id)?|auth|authorization)|code|key)"
+    rf"=){REST}",
+    re.IGNORECASE,
+)
+
+
+def format_address(address: str) -> str:
+    """Return scheme, host, port and path of an address for a message.
+
+    If the address may contain a password, a query or a fragment at an unusual position, return only
+    the part before it, and `…`.
+    """
+    match = CLEAN.fullmatch(address)
+    if match:
+        return match[1] + match[2]
+
+    match = CLEAN_START.match(address)
+    if match:
+        return match[0] + HIDDEN
+
+    if not re.search("[@?#;%]", address):
+        return address
+
+    scheme = re.match(SCHEME, address, re.IGNORECASE)
+    return (scheme[0] if scheme else "") + HIDDEN
+
+
+def without_secrets(text: str) -> str:
+    """Remove the secrets of the addresses in a text: user, password, query and fragment."""
+    text = USER.sub(r"\1", text)
+    text = HOST_OR_USER.sub(rf"\1{HIDDEN}@", text)
+    return hide_values(USER_WITHOUT_SCHEME.sub("", text))
+
+
+def hide_values(text: str) -> str:
+    """Remove queries, fragments and parameters from the addresses in a text, but not users."""
+    for pattern in (QUERY, FRAGMENT, PARAMETERS, NAMED_VALUE):
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    return text

@@ -1,0 +1,51 @@
+"""A message shows the host of an address, but no secret that the address contains."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argolocal.common.addresses import format_address, without_secrets
+
+SECRETS = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), max_size=9).map(
+    lambda text: f"hunter2{text}hunter2"
+)
+
+
+@pytest.mark.parametrize(
+    "address, shown",
+    [
+        ("http://h:9000/a/b", "http://h:9000/a/b"),
+        ("https://[::1]:9000", "https://[::1]:9000"),
+        ("h.example:9000", "h.example:9000"),
+        ("HTTP://ann:hunter2@h", "HTTP://h"),
+        ("//ann:hunter2@h/a", "//h/a"),
+        ("ann:hunter2@h", "h"),
+        ("http://127.0.0.1:x", "http://127.0.0.1:x"),
+        ("sqlite:///a.db", "sqlite:///a.db"),
+        ("", ""),
+        ("h?hunter2", "h…"),
+        ("http://h/a?sig=hunter2", "http://h/a…"),
+        ("http://h/a#token=hunter2", "http://h/a…"),
+        ("http://h/a;token=hunter2", "http://h/a…"),
+        ("http://h?sig=hunter2@hunter2", "http://…"),
+        ("http://ann:123/hunter2@h", "http://…"),
+        ("http://ann:a hunter2@h", "http://…"),
+        ("http://ann:hunter2%40h", "http://…"),
+        ("http://ann:hunt@er2@h", "http://…"),
+        ("ann:hunter2/hunter2@h", "…"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(address: str, shown: str) -> None:
+    assert format_address(address) == shown
+
+
+@given(SECRETS, st.sampled_from(["http://ann:{}@h", "//ann:{}@h/a", "http://h?sig={}", "h;a={}@h"]))
+def test_no_secret_of_an_address_is_shown_whatever_its_characters_are(
+    secret: str, form: str
+) -> None:
+    assert "hunter2" not in format_address(form.format(secret))
+
+
+@given(SECRETS.filter(lambda secret: "://" not in secret))
+def test_no_password_in_a_message_is_shown_whatever_its_characters_are(secret: str) -> None:
+    assert without_secrets(f"http://ann:{secret}@h is away") == "http://h is away"
