@@ -24,12 +24,12 @@ STEP_NUMBERS = (
 def is_safe_path(path: str) -> bool:
     """Return True for a relative path that stays below its folder and that every file system
     accepts."""
-    parts = path.split("/")
+    names = path.split("/")
     return (
         0 < len(path) <= MAX_PATH_CHARS
         and "\0" not in path
-        and all(part not in ("", ".", "..") for part in parts)
-        and all(len(part.encode(errors="surrogatepass")) <= MAX_NAME_BYTES for part in parts)
+        and all(name not in ("", ".", "..") for name in names)
+        and all(len(name.encode(errors="surrogatepass")) <= MAX_NAME_BYTES for name in names)
         and _is_unicode(path)
     )
 

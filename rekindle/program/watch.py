@@ -107,6 +107,37 @@ class Watch:
         recognized as soon as it has the same files."""
         self._shapes[family] = frozenset(map(without_numbers, paths))
 
+    @property
+    def has_ended(self) -> bool:
+        """True while the program does not run."""
+        return self._ended
+
+    def adopt(self, path: str, kind: str, step: int | None) -> None:
+        """Record that the unit `path` is complete, because its files were restored."""
+        unit = list_folder(self.root, self.settings.marker).units.get(path)
+        if unit is None:
+            return
+        self.complete[path] = LocalCheckpoint(unit, kind, step, {})
+        self.incomplete.pop(path, None)
+        if not unit.is_file:
+            self.learn_shape(unit.family, list(unit.files))
+
+    def forget(self, paths: list[str]) -> None:
+        """Forget units that were moved out of the folder."""
+        for path in paths:
+            self.complete.pop(path, None)
+            self.incomplete.pop(path, None)
+            self._histories.pop(path, None)
+
+    def earlier_ns(self, path: str) -> int:
+        """Return the time of the last change of the previous version of a unit; 0 if this is the
+        first one."""
+        history = self._histories.get(path)
+        earlier = history.earlier_files if history else None
+        if history is None or not earlier or earlier == history.files:
+            return 0
+        return max(state.mtime_ns for state in earlier.values())
+
     def begin(self, settings: WatchSettings | None = None) -> None:
         """Record the files that exist before the program starts. A file that the program does not
         write again does not count as a part of a new checkpoint. `settings`: of the new processes,

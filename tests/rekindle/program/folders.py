@@ -59,8 +59,10 @@ def archive(text: str = "weights", size: int = 1000) -> bytes:
     """Return a zip archive as torch.save writes it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("archive/data.pkl", pickle.dumps(text))
-        file.writestr("archive/data/0", text.encode() * (size // len(text)))
+        # with a constant time, so that equal texts have equal archives
+        file.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps(text))
+        values = text.encode() * (size // len(text))
+        file.writestr(zipfile.ZipInfo("archive/data/0"), values)
     return buffer.getvalue()
 
 
