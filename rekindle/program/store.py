@@ -111,9 +111,14 @@ class ProgramStore:
 
     def check_chunks(self, files: list[FileRecord]) -> None:
         """Wait for the deletions that run, and raise MissingChunks if they removed a chunk."""
+        deletions = f"{self.root}/deletions/"
+        running = {entry.key for entry in self.store.list(deletions)}
         end = time.monotonic() + DELETION_TIMEOUT_S
-        while time.monotonic() < end and list(self.store.list(f"{self.root}/deletions/")):
+        while running and time.monotonic() < end:
             time.sleep(0.2)
+            running &= {entry.key for entry in self.store.list(deletions)}
+        # left by nodes that died: a deletion gives up after this time
+        self.store.delete(sorted(running))
 
         if not {name for file in files for name in file.chunks} <= self._list_chunks():
             raise MissingChunks
@@ -276,7 +281,11 @@ class ProgramStore:
             stored = list(self.store.list(f"{self.root}/chunks/"))
             records = {key: self._try_read(key) for key in keys}
             now = max([entry.modified for entry in [*stored, *shares, *readers]], default=0.0)
-            if any(entry.modified > now - LEASE_TIMEOUT_S for entry in readers):
+            dead_readers = [
+                entry.key for entry in readers if entry.modified < now - LEASE_TIMEOUT_S
+            ]
+            self.store.delete(dead_readers)
+            if len(dead_readers) < len(readers):
                 return
 
             expired = self._find_expired(records)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.documents import seal
-from rekindle.program import held_files
+from rekindle.program import held_files, store
 from rekindle.program.checkpoints import Generation, ProgramCheckpoints, Restored
 from rekindle.storage import Store
 from rekindle.training.checkpoint import chunks
@@ -178,6 +178,18 @@ def test_no_checkpoint_is_deleted_while_it_is_read(node: Node) -> None:
             until("the upload", lambda step=step: step in committed(node))
         node.kill()
         assert committed(node) == [5, 10]
+
+
+def test_a_node_that_died_in_a_deletion_delays_only_one_commit(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "DELETION_TIMEOUT_S", 0.1)
+    node.checkpoints.store.store.put(f"{node.checkpoints.store.root}/deletions/dead", b"")
+    node.start()
+    node.save(5)
+    until("the upload", lambda: committed(node) == [5])
+    node.kill()
+    assert keys(node, "deletions") == []
 
 
 def test_an_overwritten_file_is_uploaded_in_each_version(node: Node, other: Node) -> None:
