@@ -32,7 +32,8 @@ import torch
 
 from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
-from rekindle.training.checkpoint.durable import CHUNK_BYTES, RankSize, run_parallel
+from rekindle.training.checkpoint.chunks import CHUNK_BYTES, run_parallel
+from rekindle.training.checkpoint.durable import RankSize
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig

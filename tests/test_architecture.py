@@ -90,6 +90,7 @@ SUBPACKAGES = {
     "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},
     "rekindle.training": {"cache", "argolocal"},
+    "rekindle.program": {"training"},
     "rekindle.serving": {"release"},
     "rekindle.release": {"cache", "argolocal"},
     "rekindle": set(),

@@ -18,7 +18,6 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +28,12 @@ from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, 
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 from rekindle.training.checkpoint.checkpoint_retention import Retention
+from rekindle.training.checkpoint.chunks import (
+    CHUNK_BYTES,
+    DamagedChunk,
+    fetch_chunk,
+    run_parallel,
+)
 from rekindle.training.checkpoint.manifest import (
     DamagedCheckpoint,
     IntervalFacts,
@@ -38,8 +43,6 @@ from rekindle.training.checkpoint.manifest import (
 from rekindle.training.group.tree import rank_leaves
 from rekindle.training.spec import Fingerprint
 
-CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
-PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
 # after this time without a new chunk from other members, rank 0 uploads the missing chunks
 STALL_TIMEOUT_S = 5.0
 
@@ -258,15 +261,11 @@ class RemoteCheckpoints:
             name = chunks[number]
             view = target[number * size : (number + 1) * size]
             key = f"{self.prefix}/chunks/{name}"
-            sha256 = ""
-
-            # a second attempt, in case the data was damaged in transit
-            for _ in range(2):
-                data = self.store.get(key)
-                sha256 = hashlib.sha256(data).hexdigest()
-                if sha256 == name and len(data) == len(view):
-                    view[:] = data
-                    return
+            try:
+                view[:] = fetch_chunk(self.store, key, name, len(view))
+                return
+            except DamagedChunk as error:
+                sha256 = error.sha256
 
             self._damaged_names.add(name)
             # the damaged chunk is deleted, so that the next checkpoint uploads it again
@@ -399,41 +398,3 @@ class RemoteCheckpoints:
         self.retention.delete_expired(key, manifest["chunks"])
 
         return True
-
-
-def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Call `call` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU seconds of all
-    calls; raise the first error.
-
-    The threads are daemons, so they do not delay the exit of the process.
-    """
-    errors: list[BaseException] = []
-    seconds: list[float] = []
-    queue = iter(numbers)
-    lock = threading.Lock()
-
-    def run() -> None:
-        while not errors:
-            with lock:
-                number = next(queue, None)
-            if number is None:
-                break
-            try:
-                call(number)
-            except BaseException as error:
-                errors.append(error)
-        seconds.append(time.thread_time())
-
-    threads = [
-        threading.Thread(target=run, name="chunks", daemon=True) for _ in range(PARALLEL_REQUESTS)
-    ]
-    for thread in threads:
-        thread.start()
-
-    for thread in threads:
-        thread.join()
-
-    if errors:
-        raise errors[0]
-
-    return sum(seconds)
