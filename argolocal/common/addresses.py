@@ -32,10 +32,14 @@ USER = re.compile(
     rf"""
     ((?:(?<=:)|{WORD})//)
     (?:
-        [^\s/?#@:]+:(?!{AFTER_HOST})(?:(?!://)\S)*{AT}(?=[\w.\[-])
-        | [^\s/?#]*{AT}(?=[\w.\[-])
-        | [^\s/?#@:]+:(?!{AFTER_HOST})(?:(?!://)[^\n])*{AT}(?=[\w.\[-])
-        | [^\s/?#]*{AT}
+        # a password, to the last @ of the word
+        [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)\S)*{AT}(?=[\w.\[-])
+        # a user without a password
+        | [^\s/?\#]*{AT}(?=[\w.\[-])
+        # a password with spaces, to the last @ of the line
+        | [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)[^\n])*{AT}(?=[\w.\[-])
+        # a user without a host
+        | [^\s/?\#]*{AT}
     )
     """,
     re.VERBOSE,
