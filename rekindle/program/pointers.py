@@ -28,29 +28,20 @@ def _find_pattern(root: Path, pointer: Pointer, unit: Unit) -> str:
         return ""
 
     name = PurePosixPath(text).name
+    parent = os.path.dirname(unit.path)
     target = os.path.normpath(os.path.join(root, os.path.dirname(pointer.path), text))
     relative = os.path.relpath(target, root)
     if without_numbers(relative) == unit.family and name == relative.rpartition("/")[2]:
-        return (
-            text[: len(text) - len(name)] + "{name}" + rest
-            if "/" not in unit.path
-            else (_relative_pattern(text, name, pointer, unit) + rest)
-        )
+        is_in_parent = os.path.dirname(relative) == parent and not os.path.isabs(text)
+        if parent and not is_in_parent:
+            return ""  # of a nested unit, only the last name may vary
+        return text[: len(text) - len(name)] + "{name}" + rest
     if without_numbers(text) == unit.family:
         return "{path}" + rest
-    is_sibling = os.path.dirname(pointer.path) == os.path.dirname(unit.path)
+    is_sibling = os.path.dirname(pointer.path) == parent
     if text.isdigit() and unit.step is not None and is_sibling and not pointer.is_link:
         return "{step}" + rest
     return ""
-
-
-def _relative_pattern(text: str, name: str, pointer: Pointer, unit: Unit) -> str:
-    """Return the pattern of a pointer to a nested unit; only the last name may vary."""
-    parent = os.path.dirname(unit.path)
-    target = os.path.normpath(os.path.join(os.path.dirname(pointer.path), text))
-    if os.path.dirname(target) != parent:
-        return ""
-    return text[: len(text) - len(name)] + "{name}"
 
 
 def write_pointer(root: Path, pointer: PointerRecord, path: str) -> None:
