@@ -28,19 +28,11 @@ class ClusterObjects:
     def find(self, kind: str, name: str) -> Object | None:
         return self.cluster.find(KINDS[kind], name)
 
-    def deployments(self, model: str) -> list[Object]:
+    def deployments(
+        self, model: str, on_malformed: Callable[[object], None] | None = None
+    ) -> list[Object]:
         """Return the Deployments of a model; [] if the model's name is valid in MLflow, but not as
         a label."""
-        return self._list(model, None)
-
-    def has_malformed_deployment(self, model: str) -> bool:
-        """Return True if `deployments` leaves out a malformed Deployment, whose version is
-        unknown."""
-        malformed = list[object]()
-        self._list(model, malformed.append)
-        return bool(malformed)
-
-    def _list(self, model: str, on_malformed: Callable[[object], None] | None) -> list[Object]:
         if not model or not LABEL_VALUE.allows(model):
             return []
         labels = f"{NAME_LABEL}={model}"

@@ -178,7 +178,7 @@ def check(
 
 def _check_api_server(cluster: Cluster) -> Check:
     try:
-        version = _read_version(cluster)
+        version = cluster.read("version", "GET", "/version")
     except ApiError as error:
         return Check(
             "API server",
@@ -187,18 +187,12 @@ def _check_api_server(cluster: Cluster) -> Check:
             "Choose a --context that answers: kubectl config get-contexts",
         )
 
-    numbers = tuple(int(re.sub("[^0-9]", "", text)[:9] or 0) for text in version[:2])
-    detail = f"{cluster.server}, Kubernetes {version[2]}"
+    texts = (version["major"], version["minor"])
+    numbers = tuple(int(re.sub("[^0-9]", "", text)[:9] or 0) for text in texts)
+    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
     remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
 
     return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
-
-
-def _read_version(cluster: Cluster) -> tuple[str, str, str]:
-    """Return the major version, the minor version and the whole version of the API server. Raises
-    ApiError."""
-    version = cluster.read("version", "GET", "/version")
-    return version["major"], version["minor"], version["gitVersion"]
 
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:

@@ -1,6 +1,8 @@
 """The Kubernetes objects of this machine that `rekindle rollback` and `rekindle scale` read and
 change."""
 
+from collections.abc import Callable
+
 from argolocal.controllers.kubectl import apply_patch
 from argolocal.manifest.types import Object
 from argolocal.runner.cluster import LocalCluster
@@ -16,7 +18,9 @@ class LocalObjects:
     def find(self, kind: str, name: str) -> Object | None:
         return self.controllers[kind].get(name)
 
-    def deployments(self, model: str) -> list[Object]:
+    def deployments(
+        self, model: str, on_malformed: Callable[[object], None] | None = None
+    ) -> list[Object]:
         controller = self.controllers["Deployment"]
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [

@@ -86,13 +86,13 @@ class Place:
     def _served_versions(self, model: str) -> set[str] | None:
         """Return the versions that Deployments serve, and those that a rollback can restore; None
         if they are unknown."""
-        if isinstance(self.objects, ClusterObjects) and self.objects.has_malformed_deployment(
-            model
-        ):
+        malformed = list[object]()
+        deployments = self.objects.deployments(model, malformed.append)
+        if malformed:
             return None
 
         versions = set[str]()
-        for deployment in self.objects.deployments(model):
+        for deployment in deployments:
             annotations = deployment["metadata"].get("annotations") or {}
             if annotations.get(VERSION_ANNOTATION):
                 versions.add(annotations[VERSION_ANNOTATION])

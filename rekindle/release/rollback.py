@@ -33,8 +33,11 @@ class KubernetesObjects(Protocol):
 
     def find(self, kind: str, name: str) -> Object | None: ...
 
-    def deployments(self, model: str) -> list[Object]:
-        """Return the Deployments whose label NAME_LABEL is `model`."""
+    def deployments(
+        self, model: str, on_malformed: Callable[[object], None] | None = None
+    ) -> list[Object]:
+        """Return the Deployments whose label NAME_LABEL is `model`; call `on_malformed` for each
+        one that is left out, because a field has a wrong type."""
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
