@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rekindle.errors import RekindleError, say
+from rekindle.program.formats import DISTRIBUTED_CHECKPOINT, HUGGING_FACE
 from rekindle.program.held_files import ChangedFile, hidden_folder, remove_leftovers
 from rekindle.program.paths import without_numbers
 from rekindle.program.pointers import describe_pointers, write_pointer
@@ -252,9 +253,9 @@ class ProgramCheckpoints:
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
         """Return True if the demands name the files of all nodes."""
-        if checkpoint.format == "torch.distributed.checkpoint":
+        if checkpoint.format == DISTRIBUTED_CHECKPOINT:
             return True
-        return checkpoint.format == "huggingface" and self.generation.processes > 0
+        return checkpoint.format == HUGGING_FACE and self.generation.processes > 0
 
     def _commit_shares(self) -> None:
         """Commit the checkpoints whose shares are all in the store, and say which units this node

@@ -29,6 +29,8 @@ from rekindle.program.dcp_metadata import (
 )
 from rekindle.program.folder import FileState, Unit
 
+HUGGING_FACE = "huggingface"
+DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
 ACCELERATE = "accelerate"
 TRAINER_STATE = "trainer_state.json"
 INCOMPLETE_SENTINEL = "checkpoint-is-incomplete.txt"
@@ -135,7 +137,7 @@ def _is_trainer(unit: Unit) -> bool:
 
 def _read_trainer(unit: Unit, context: Context) -> Content:
     written_files = re.compile(f"{TRAINER_FILES.pattern}|{TRAINER_STATE}|{SHARD_FILE}")
-    content = Content("huggingface", End.VISIBLE, written_files, demands={TRAINER_STATE: 2})
+    content = Content(HUGGING_FACE, End.VISIBLE, written_files, demands={TRAINER_STATE: 2})
     if INCOMPLETE_SENTINEL in unit.files:
         content.problem = f"{INCOMPLETE_SENTINEL} exists"
         return content
@@ -235,7 +237,7 @@ def _is_shards(unit: Unit) -> bool:
 
 
 def _read_shards(unit: Unit, context: Context) -> Content:
-    content = Content("torch.distributed.checkpoint", End.QUIET, re.compile(SHARD_FILE))
+    content = Content(DISTRIBUTED_CHECKPOINT, End.QUIET, re.compile(SHARD_FILE))
     ranks = {path for path in unit.files if re.fullmatch(r"__\d+\.metadata", path)}
     if ranks and METADATA not in unit.files:
         # each rank has written its own metadata

@@ -20,10 +20,7 @@ from rekindle.program.paths import without_numbers
 from rekindle.program.records import CheckpointRecord, FileRecord
 from rekindle.program.store import ProgramStore
 from rekindle.training.checkpoint.chunks import DamagedChunk, fetch_chunk
-
-
-class DamagedCheckpoint(Exception):
-    """A checkpoint in the store cannot be restored."""
+from rekindle.training.checkpoint.manifest import DamagedCheckpoint
 
 
 class RestoreCounts:
@@ -140,9 +137,6 @@ def _fetch(store: ProgramStore, name: str, size: int) -> bytes:
     except NotFound as error:
         raise DamagedCheckpoint(str(error)) from None
     except DamagedChunk as error:
-        # deleted, so that the next checkpoint uploads it again
-        with suppress(StorageError):
-            store.store.delete([key])
         raise DamagedCheckpoint(f"{error}.") from None
 
 

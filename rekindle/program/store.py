@@ -27,11 +27,10 @@ from rekindle.program.records import (
 )
 from rekindle.storage import Store
 from rekindle.training.checkpoint import chunks
+from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
 from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_parallel
 
-LEASE_TIMEOUT_S = 900.0  # age of an ignored lease of a reader
 DELETION_TIMEOUT_S = 60.0  # time within which a deletion ends, or is given up
-UNFINISHED_TIMEOUT_S = 3600.0  # age of deleted chunks and shares without a checkpoint
 COMMIT_ATTEMPTS = 20
 
 
@@ -146,12 +145,8 @@ class ProgramStore:
 
         Raises MissingChunks, StorageError.
         """
-        shares: list[ShareRecord] = []
-        for key in keys.values():
-            # a share may be replaced or damaged; its node writes it again
-            with suppress(NotFound, InvalidDocument):
-                shares.append(read_object(ShareRecord, self.store, key))
-
+        # a share may be replaced or damaged; its node writes it again
+        shares = [share for key in keys.values() if (share := self._try_read_share(key))]
         contents = [share for share in shares if share.files]
         if not contents or not _are_complete(shares, nodes):
             return None
@@ -211,10 +206,7 @@ class ProgramStore:
 
             try:
                 data = seal(Latest(checkpoint=key).model_dump())
-                if etag:
-                    self.store.put(f"{self.root}/latest", data, if_match=etag)
-                else:
-                    self.store.put(f"{self.root}/latest", data, if_absent=True)
+                self.store.put(f"{self.root}/latest", data, if_match=etag, if_absent=not etag)
             except Conflict:
                 continue
 
@@ -282,7 +274,7 @@ class ProgramStore:
             records = {key: self._try_read(key) for key in keys}
             now = max([entry.modified for entry in [*stored, *shares, *readers]], default=0.0)
             dead_readers = [
-                entry.key for entry in readers if entry.modified < now - LEASE_TIMEOUT_S
+                entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S
             ]
             self.store.delete(dead_readers)
             if len(dead_readers) < len(readers):
@@ -334,7 +326,7 @@ class ProgramStore:
 
     def _try_read_share(self, key: str) -> ShareRecord | None:
         try:
-            return read_object(ShareRecord, self.store, key)
+            return self.read_share(key)
         except (NotFound, InvalidDocument):
             return None
 

@@ -4,7 +4,9 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from rekindle.errors import RekindleError
 from rekindle.storage import Store
 
 CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
@@ -20,8 +22,11 @@ class DamagedChunk(Exception):
 
 
 def fetch_chunk(store: Store, key: str, name: str, size: int) -> bytes:
-    """Return the `size` bytes of a chunk with the sha256 `name`. Raises DamagedChunk, NotFound,
-    StorageError."""
+    """Return the `size` bytes of a chunk with the sha256 `name`.
+
+    A damaged chunk is deleted, so that the next checkpoint uploads it again. Raises DamagedChunk,
+    NotFound, StorageError.
+    """
     sha256 = ""
 
     # a second attempt, in case the data was damaged in transit
@@ -31,6 +36,8 @@ def fetch_chunk(store: Store, key: str, name: str, size: int) -> bytes:
         if sha256 == name and len(data) == size:
             return data
 
+    with suppress(RekindleError):
+        store.delete([key])
     raise DamagedChunk(name, sha256)
 
 

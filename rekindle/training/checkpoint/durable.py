@@ -263,16 +263,11 @@ class RemoteCheckpoints:
             key = f"{self.prefix}/chunks/{name}"
             try:
                 view[:] = fetch_chunk(self.store, key, name, len(view))
-                return
             except DamagedChunk as error:
-                sha256 = error.sha256
-
-            self._damaged_names.add(name)
-            # the damaged chunk is deleted, so that the next checkpoint uploads it again
-            with suppress(RekindleError):
-                self.store.delete([key])
-
-            raise DamagedCheckpoint(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
+                self._damaged_names.add(name)
+                raise DamagedCheckpoint(
+                    f"chunk {number} ({name}) is damaged: its sha256 is {error.sha256}"
+                ) from None
 
         run_parallel(fetch, range(len(chunks)))
 
