@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
@@ -106,6 +106,14 @@ class FolderStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
                 shutil.copyfile(self._file(entry.key), target)
+
+    def open(self, key: str) -> tuple[BinaryIO, int]:
+        """Return the content and the size of an object. Raises NotFound."""
+        try:
+            file = self._file(key).open("rb")
+        except (OSError, ValueError):
+            raise NotFound(f"{self.uri(key)} does not exist.") from None
+        return file, os.fstat(file.fileno()).st_size
 
     def list(self, prefix: str) -> Iterator[Entry]:
         folder, _, _ = prefix.rpartition("/")

@@ -5,7 +5,7 @@
     python -m benchmarks --data transactions.parquet   # also those that need the published data
     python -m benchmarks --smallest                    # shows that each works; writes nothing
 
-The page contains only what was measured on this commit. All benchmarks take several hours. A
+The page contains only measurements of this commit. All benchmarks together take several hours. A
 benchmark that fails does not stop the others; the exit code is then 1.
 """
 
@@ -76,7 +76,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _clean_commit() -> str:
     """Return the commit of the checkout. Raises SystemExit if files were changed, because the
-    figures would not be those of the commit."""
+    figures would not belong to the commit."""
     changed = _git("status", "--porcelain", "--", ".", ":!docs/figures.md")
     if changed:
         sys.exit("error: files were changed since the last commit: commit them, or use --smallest")
@@ -90,7 +90,7 @@ def _git(*arguments: str) -> str:
 
 
 def _selected(options: argparse.Namespace) -> list[Program]:
-    """Return the benchmarks that were named, else all whose needs are met."""
+    """Return the benchmarks that the options name, or else all benchmarks whose needs are met."""
     if options.names:
         return [
             program

@@ -21,8 +21,8 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """Return the record of a figure and its limit; a figure with several values is recorded as
-    their median and range."""
+    """Return a bar, which is the record of a figure and its limit; several values of a figure are
+    recorded as their median and range."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
@@ -57,8 +57,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: object) -> int:
-    """Print the figures, and in JSON also the entries of `more`. Returns the exit code of the
-    benchmark."""
+    """Print the figures; the JSON output also contains the entries of `more`. Returns the exit code
+    of the benchmark."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:

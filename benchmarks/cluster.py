@@ -5,9 +5,10 @@ versus a local run.
 
 Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace.
 Time in which no step or job of the run works counts as time of Argo and the kubelet; a model server
-that is ready does not count as work. All other time counts as time of Rekindle, and its excess over
-the same run on this machine is overhead: waiting and slower starts. An event's time is the time
-when a watch reports it, because timestamps of Kubernetes have whole seconds.
+that is ready does not count as work. All other time counts as time of Rekindle. The overhead is the
+difference between the time of Rekindle and the time of the same run on this machine: waiting and
+slower starts. An event's time is the time when a watch reports it, because timestamps of Kubernetes
+have whole seconds.
 """
 
 import json

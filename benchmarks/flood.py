@@ -1,15 +1,15 @@
-"""Clients of a model server with 256 descriptors, while 4,000 slow or silent connections flood the
-server.
+"""Clients of a model server that may open 256 file descriptors, while 4,000 slow or silent
+connections flood the server.
 
     python -m benchmarks.flood [--seconds 10] [--json]
 
-The server serves the workload `power` of docs/your-own-model.md. The connections of the flood send
-nothing, half a head, a request and half a second head, or half a body. When the server closes one
-of them, it is opened again after 20 s on average, so about 200 connections arrive per second. A
-third of the clients sends requests on one connection without a pause, a third opens a connection
-for each request, and a third reuses a connection after pauses and, like every connection pool,
-first checks whether the connection was closed. Probes of the server are sent like those of a
-kubelet, each on its own connection.
+The server serves the workload `power` of docs/your-own-model.md. Each connection of the flood sends
+one of four things: nothing, a part of a head, a complete request with a part of a second head, or a
+complete head with a part of a body. A connection that the server closes is opened again after 20 s
+on average, so about 200 connections arrive per second. A third of the clients sends requests on one
+connection without a pause, a third opens a connection for each request, and a third reuses a
+connection after pauses and, like every connection pool, first checks whether the connection was
+closed. Probes are sent as by a kubelet, each on its own connection.
 """
 
 import asyncio

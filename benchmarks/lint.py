@@ -5,8 +5,9 @@ larger pipelines.
 
 One pipeline is a chain with a branch, written with Hera: each task reads an output of its
 predecessor and an output of the first task, and every tenth task applies a PyTorchJob. A second
-pipeline has the same number of blocks, every tenth of them in a group. The CPU seconds include
-creating Hera's objects, the manifest, its hash, its YAML, and all findings, but not imports.
+pipeline has the same number of blocks, every tenth of them in a group. The CPU seconds include the
+creation of Hera's objects, of the manifest with its hash and YAML, and of all findings, but not
+imports.
 """
 
 import gc

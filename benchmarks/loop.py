@@ -5,9 +5,10 @@ compared with DDP.
 
 Measures CPU time, which does not depend on other load. Each figure is a median over blocks of
 steps; Rekindle's loop and the loops to compare with take turns in the same process
-(benchmarks/workloads/mlp.py). Rekindle runs with all its features: curves to a stub of MLflow,
-progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The loops of accelerate
-and Ignite are included if these packages are installed.
+(benchmarks/workloads/mlp.py). Rekindle runs with all its features: it sends curves to a stub of
+MLflow, prints progress lines, keeps hot snapshots in shared memory, and writes durable checkpoints
+to a real S3 endpoint. The loops of accelerate and Ignite are included if these packages are
+installed.
 """
 
 import argparse
@@ -188,8 +189,8 @@ def alone(env: dict[str, str], blocks: int) -> list[Bar]:
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
-    """Return the step times of the loops in a group: Rekindle with 8 virtual workers and its exact
-    sum of 5 MB, and DDP."""
+    """Return the step times of the loops in a group: of Rekindle, with 8 virtual workers and an
+    exact sum of 5 MB of gradients, and of DDP."""
     block = 10
     warm = 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}

@@ -1,5 +1,5 @@
-"""Speed of the feature engineering of the step prepare, compared with pandas, the cost of the whole
-step, and the cost of the verification of its dataset, which every reader makes.
+"""Speed of the feature engineering in the step prepare, compared with pandas; cost of the whole
+step; and cost of the verification of its dataset, because every reader verifies the dataset.
 
     # a simulated world of the published size (1.75 million rows)
     python -m benchmarks.prepare
@@ -28,8 +28,8 @@ ONE_THREAD = dict.fromkeys(
 
 
 def simulated(source: Path, target: Path) -> None:
-    """Simulate the world whose URI is in the file `source`; write a parquet file with the published
-    column names."""
+    """Simulate the world whose URI is in the file `source`, and write a parquet file with the
+    column names of the published data."""
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.simulation_uri import parse
     from steps.fraud.fraud_config import Columns

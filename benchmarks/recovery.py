@@ -31,7 +31,7 @@ from tests.rekindle.training.crew import Crew
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
 TIMEOUT_S = 300.0  # seconds; long, because the machine may be heavily loaded
-# maximum micro-batches of a worker in a step of all workers
+# maximum number of micro-batches per worker and step, while all workers train
 MAX_BATCHES = VIRTUAL // len(NAMES) + 1
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
@@ -45,7 +45,7 @@ FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
-# seconds between snapshots and between checkpoints in scenario `gone`
+# in the scenario `gone`: seconds between two snapshots, and seconds between two checkpoints
 HOT = 0.25
 DURABLE = 3.0
 
@@ -95,8 +95,8 @@ class Run:
         return [step for step in stamped.steps(self.folder, name) if step.finished > since]
 
     def wait_for_all(self, since: float = 0.0, steps: int = 12) -> float:
-        """Wait until all workers train together. Returns the time when each of them had finished a
-        common step."""
+        """Wait until all workers train together. Returns the time when the last worker had finished
+        its first step together with all others."""
         since = since or time.monotonic()
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
@@ -138,8 +138,8 @@ class Run:
         return max(each[0].finished for each in steps_by_name.values()) - since - duration
 
     def repeated(self) -> int:
-        """Return the number of steps that processes lost: repeated steps from weights that a
-        process had seen before."""
+        """Return the number of lost steps. A process has lost a step if it starts again from
+        weights that it had before."""
         count = 0
         for path in self.folder.iterdir():
             name, _, pid = path.name.rpartition("-")
@@ -186,8 +186,8 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
 def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
     """Kill all processes; without `hot`, also remove the snapshots, as if the nodes were lost.
 
-    Returns the seconds from the restart to the first step of all workers, the seconds of repeated
-    steps, and the seconds of an import of torch.
+    Returns lists of three durations in seconds: from the restart to the first step of all workers,
+    of the repeated steps, and of an import of torch.
     """
     next_step = []
     lost = []
@@ -226,8 +226,8 @@ def import_torch() -> float:
 def headless(run: Run, runs: int) -> dict[str, list[float]]:
     """Kill and restart the coordinator.
 
-    Returns the delay of the slowest step in steps, and the seconds until all workers have
-    registered again.
+    Returns the delay of the slowest step as a multiple of the usual duration of a step, and the
+    seconds until all workers have registered again.
     """
     slowest = []
     back = []
@@ -253,8 +253,8 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
 
 @contextmanager
 def crews() -> Iterator[tuple[Crew, Path]]:
-    """Yield a starter of processes, and a folder; the processes use a store with the dataset, and
-    end with this process."""
+    """Yield a crew, which starts coordinators and launchers, and a folder. These processes use a
+    store with the dataset, and end with this process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         services = Services(folder / "home", {})
@@ -277,7 +277,7 @@ def crews() -> Iterator[tuple[Crew, Path]]:
 
 
 def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
-    """Run the scenarios `only` (empty: all), and return their figures."""
+    """Run `scenarios` (empty: all scenarios), and return their figures."""
     bars: list[Bar] = []
 
     def is_selected(name: str) -> bool:

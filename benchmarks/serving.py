@@ -50,8 +50,8 @@ PORT = 18_480  # port of the first server; the next servers use the next ports
 
 
 def load_workload(name: str, folder: Path) -> tuple[str, Any]:
-    """Return the module name and the module of a model's workload; write `power` and its data into
-    `folder` first."""
+    """Return the module name and the module of a model's workload. For the model `power`, first
+    write the module and its data into `folder`."""
     from rekindle.workload import load
 
     if name != "power":

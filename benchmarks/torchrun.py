@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.workloads.stamped import FEATURES, STAMP, Model
 
 NODES = 3
-# The settings of c10d are tuned for losses. The first variable avoids a defect of torch 2.13 that
-# stops elastic jobs.
+# CONF tunes the rendezvous c10d for a fast reaction to lost nodes. The first variable in
+# ENVIRONMENT avoids a defect of torch 2.13 that stops elastic jobs.
 CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -33,15 +33,15 @@ def _once(port: int) -> float:
     with tempfile.TemporaryDirectory() as name:
         agents = [_agent(Path(name), port, node) for node in range(NODES)]
         try:
-            _until(lambda: all(len(_stamps(Path(name), NODES)) >= 10 for _ in agents))
-            earlier = _stamps(Path(name), NODES)
+            until(lambda: all(len(read_stamps(Path(name), NODES)) >= 10 for _ in agents))
+            earlier = read_stamps(Path(name), NODES)
             start = time.monotonic()
             # the loss of the first agent, which has the store, would end all agents
             _kill(agents[-1])
-            _until(lambda: len(_stamps(Path(name), NODES - 1)) >= 1)
+            until(lambda: len(read_stamps(Path(name), NODES - 1)) >= 1)
 
             return (
-                _stamps(Path(name), NODES - 1)[0]
+                read_stamps(Path(name), NODES - 1)[0]
                 - start
                 - (earlier[-1] - earlier[0]) / (len(earlier) - 1)
             )
@@ -86,7 +86,7 @@ def _kill(agent: subprocess.Popen) -> None:
     agent.wait()
 
 
-def _stamps(folder: Path, size: int) -> list[float]:
+def read_stamps(folder: Path, size: int) -> list[float]:
     """Return the times when rank 0 of a group of `size` workers finished its steps."""
     contents = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
     return sorted(
@@ -94,7 +94,7 @@ def _stamps(folder: Path, size: int) -> list[float]:
     )
 
 
-def _until(condition, seconds: float = 120) -> None:
+def until(condition, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

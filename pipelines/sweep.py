@@ -8,14 +8,17 @@ prepare → trials → best → evaluate → (the gate) → release → deploy �
 
 from typing import Any, Self
 
+from hera.workflows import models as m
 from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks, project
-from rekindle.blocks.container import RETRY_CONDITION, retries
-from rekindle.blocks.pod_settings import pod_spec, resources
+from rekindle.blocks.container import RETRY_CONDITION, add_variables, retries
+from rekindle.blocks.jobs.members import SHARED_MEMORY, SHARED_MOUNT
+from rekindle.blocks.pod_settings import pod_spec, resources, secret_variables
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
+from rekindle.program.trials.search_space import check_sweep
 from rekindle.training.cost import pod_requests
 from rekindle.training.cost.prices import FILE, HOUR_S, Prices
 from rekindle.training.sweep.sweep_config import (
@@ -32,6 +35,10 @@ class Config(rekindle.Config):
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
+        if self.program:
+            sweep = check_sweep(self.sweep, self.program, self.train, self.model)
+            return self.model_copy(update={"sweep": sweep})
+
         check_workload(self.sweep, self.workload, self.families)
         self.sweep.check(self.train, self.model)
         return self
@@ -62,6 +69,12 @@ def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
     return budget.model_copy(update={"hours": min(hours, budget.hours or hours)})
 
 
+def add_shared_memory(template: Any) -> None:
+    """Give the pods of a template the shared memory that the pods of a training job have."""
+    template.volumes.append(m.Volume.model_validate(SHARED_MEMORY))
+    template.volume_mounts.append(m.VolumeMount.model_validate(SHARED_MOUNT))
+
+
 def build(config: Config) -> Any:
     sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
@@ -73,6 +86,11 @@ def build(config: Config) -> Any:
     sections: dict[str, Any] = {
         name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")
     }
+    if config.program:
+        sections["program"] = config.program.model_dump(mode="json")
+    else:
+        sections["family"] = check_workload(sweep, config.workload, config.families)
+
     first: dict[str, Any] = {
         "default": select_default_settings(sweep, config.train, config.model),
         "whole": find_integer_settings(sweep, config.train, config.model),
@@ -92,7 +110,6 @@ def build(config: Config) -> Any:
             **first,
             part="{{item}}",
             workload=config.workload,
-            family=check_workload(sweep, config.workload, config.families),
             dataset=data.outputs.dataset.key,
             digest=data.outputs.digest,
             experiment=config.name,
@@ -101,6 +118,10 @@ def build(config: Config) -> Any:
         )
 
         trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        if config.program:
+            # the processes of a DataLoader pass their batches in shared memory
+            add_shared_memory(trials.template)
+            add_variables(trials.template, secret_variables(config.program.secrets))
         best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
 

@@ -1,3 +1,6 @@
+from rekindle.attached.huggingface import TrainerCallback
+from rekindle.attached.lightning import LightningCallback
+from rekindle.attached.program import AttachedProgram, attach
 from rekindle.blocks.manifest.config import Config, Loaded, load_config
 from rekindle.blocks.manifest.render import check_golden, manifest_sha256, render_manifest, to_yaml
 from rekindle.errors import (
@@ -10,6 +13,7 @@ from rekindle.errors import (
 )
 from rekindle.families import Fitted
 from rekindle.gate import Difference, Evaluation, Gate, Metric
+from rekindle.program.config import ProgramConfig
 from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.sections import Section
@@ -28,6 +32,7 @@ from rekindle.workload import (
 
 __all__ = [
     "Artifact",
+    "AttachedProgram",
     "Config",
     "ConfigError",
     "Conflict",
@@ -40,11 +45,13 @@ __all__ = [
     "Examples",
     "Fitted",
     "Gate",
+    "LightningCallback",
     "Loaded",
     "Metric",
     "NotFound",
     "Predictor",
     "Prepared",
+    "ProgramConfig",
     "Refreshed",
     "RekindleError",
     "Reuse",
@@ -54,7 +61,9 @@ __all__ = [
     "StorageError",
     "Store",
     "TrackingError",
+    "TrainerCallback",
     "Workload",
+    "attach",
     "check_golden",
     "load_config",
     "manifest_sha256",

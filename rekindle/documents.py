@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,15 +32,18 @@ from argolocal.common.files import read_regular
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
 from argolocal.errors import InvalidDocument
 from rekindle.errors import rule
+from rekindle.names import ArtifactKey
 
 __all__ = [
     "DatasetFile",
     "Document",
     "InvalidDocument",
     "ModelFile",
+    "ResultFile",
     "Sealed",
     "describe_first_error",
     "describe_model",
+    "is_valid",
     "name_field",
     "parse",
     "parse_object",
@@ -66,14 +69,27 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
+def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
+    """Return the pydantic validator of a text field that must be a valid name of this kind; with
+    `optional`, the field may be empty."""
+
+    def check(text: str) -> str:
+        if (text or not optional) and not kind.matches(text):
+            raise ValueError(f"{show(text)} is not {kind.KIND}: {kind.RULE}")
+        return text
+
+    return AfterValidator(check)
+
+
 D = TypeVar("D", bound=BaseModel)
 
 
 class BestValidation(Document):
-    """The step with the lowest loss on the held-out samples; None in place of a loss that is not
-    finite. `released`: True if the model has the weights of this step."""
+    """The step with the lowest loss on the held-out samples. `validation_loss` becomes None for a
+    loss that is not finite. `released` is True if the model has the weights of this step instead of
+    the last weights."""
 
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=2**53)
     validation_loss: float | None
     released: bool = False
 
@@ -98,12 +114,28 @@ class Sealed(Document):
         return fields
 
 
+class ResultFile(Document):
+    """The recorded content of a file in the result of a training program."""
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
 class ModelFile(Sealed):
-    """model.json of a trained model. Unknown fields are preserved, since a workload may add its
-    own."""
+    """model.json of a trained model. `start` is the key prefix of the release with the initial
+    weights, `digest` the digest of the dataset, `identity` the hash of all inputs of the training,
+    and `fingerprint` describes the machine, as far as the bits depend on it. `chosen` describes how
+    validation chose the family; `paused` is True if the training stopped before its end and can be
+    resumed. Unknown fields are preserved, since a workload may add its own fields.
+
+    `files`: files of the result of a training program, by path; empty for a model with weights.
+    `is_file`: True if the result is one file, not a folder.
+    """
 
     model_config = ConfigDict(extra="allow")
-    sha256: str = Field(min_length=1)  # sha256 of the weights
+    sha256: str = Field(min_length=1)  # sha256 of the weights, or of the list of the result's files
+    files: dict[Annotated[str, name_field(ArtifactKey)], ResultFile] = Field(default_factory=dict)
+    is_file: bool = False
     workload: str
     family: str = ""
     start: str = ""
@@ -116,6 +148,12 @@ class ModelFile(Sealed):
     chosen: dict[str, JsonValue] = Field(default_factory=dict)
     best: BestValidation | None = None
     paused: bool = False
+
+    @model_validator(mode="after")
+    def _check_number_of_files(self) -> "ModelFile":
+        if self.is_file and len(self.files) != 1:
+            raise ValueError("files must have one file if is_file is true")
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields that were set in the document, without defaults."""
@@ -169,29 +207,26 @@ def validate_value(model: type[D], value: Any) -> D:
     with suppress(ValidationError):
         return model.model_validate(value)
 
-    # validate the value as JSON text: a JSON array may be a tuple here, and the messages then name
-    # JSON's types
+    # validate the value again as JSON text, which accepts a tuple as an array, and names the types
+    # of JSON in the messages
     try:
         return model.model_validate_json(to_json(value, default=str))
     except ValidationError as error:
         raise ValueError(describe_first_error(error)) from None
 
 
+def is_valid(model: type[BaseModel], value: Any) -> bool:
+    """Return True if a parsed value is a document of the type `model`."""
+    try:
+        validate_value(model, value)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
     """Parse a JSON object with arbitrary fields. Raises InvalidDocument."""
     return parse(_Object, data, source).model_dump()
-
-
-def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a valid name of this kind; with
-    `optional`, the field may be empty."""
-
-    def check(text: str) -> str:
-        if (text or not optional) and not kind.matches(text):
-            raise ValueError(f"{show(text)} is not {kind.KIND}: {kind.RULE}")
-        return text
-
-    return AfterValidator(check)
 
 
 def read_object(model: type[D], store: "Store", key: str) -> D:

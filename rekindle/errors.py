@@ -55,8 +55,8 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check of `rekindle doctor`, with the remedy for a failure. `required`:
-    False if a failure is only a warning."""
+    """The result of one check of `rekindle doctor`, with the remedy for a failure. `found`
+    describes the result; `required` is False if a failure is only a warning."""
 
     name: str
     ok: bool
@@ -107,14 +107,16 @@ def to_number(value: Any) -> float | None:
     try:
         if isinstance(value, str):
             return None
-        return float(value)
+        # torch warns about a conversion of a tensor with a gradient
+        detach = getattr(value, "detach", None)
+        return float(detach() if detach else value)
     except (TypeError, ValueError, RuntimeError):
         return None
 
 
 def rule(message: str) -> str:
-    """Format the message of a pydantic validator as the end of a sentence; leave out its regular
-    expression."""
+    """Format the message of a pydantic validator as the end of a sentence; a regular expression in
+    the message is left out."""
     message = message.removeprefix("Value error, ")
     if message.startswith("String should match pattern"):
         return "it has the wrong form."

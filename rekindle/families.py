@@ -3,8 +3,9 @@ validation chooses one of them.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
-A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted`
-model is trained by one call of `fit`.
+A family is a function `(section, facts)` that returns a torch.nn.Module, which is trained step by
+step, or a `Fitted` model, which is trained by one call of `fit`. `section` is the config section
+`model`, and `facts` are the facts of the dataset.
 """
 
 from collections import Counter
@@ -23,29 +24,45 @@ LOSS = Metric("loss", better="lower")
 class Fitted:
     """A model without training steps, such as boosted trees.
 
-    `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and
-    buffers; `samples` is a Dataset of the training samples. `fit` runs in one process and is
-    repeated after an interruption, so its result must be the same each time.
+    `model(section, facts)` returns a torch.nn.Module for the config section `model` and the facts
+    of the dataset. `fit(model, samples)` sets its parameters and buffers; `samples` is a Dataset of
+    the training samples. `fit` runs in one process and is repeated after an interruption, so its
+    result must be the same each time.
     """
 
     model: Callable[[Any, dict[str, Any]], Any]
     fit: Callable[[Any, Any], None]
 
 
+def has_model(workload: Any) -> bool:
+    """Return True if the workload defines `model` or `families`, and not only `load`, which loads
+    the result of a training program."""
+    return hasattr(workload, "model") or hasattr(workload, "families")
+
+
 def get_families(workload: Any) -> dict[str, Any]:
     """Return the families of a workload by name. A workload with `model` has one family, whose name
-    is empty."""
+    is empty; a workload with only `load` does not have a family."""
     if hasattr(workload, "families"):
         return workload.families
-    return {"": workload.model}
+    if hasattr(workload, "model"):
+        return {"": workload.model}
+    return {}
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
     """Return the names of the families to train: `names` or, if it is empty, all families.
 
-    Raises ConfigError for an unknown name, or a name that occurs twice.
+    Raises ConfigError for an unknown name, a name that occurs twice, or a workload with only
+    `load`.
     """
     family_by_name = get_families(workload)
+    if not family_by_name:
+        raise ConfigError(
+            f"the workload {workload.__name__} has only `load`, so a program must train its model:"
+            " add the section `program` to the config, or define model, dataset and loss in the"
+            " workload."
+        )
 
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
@@ -101,16 +118,11 @@ def check_validation(selected: Collection[str], validation: float | str) -> None
 
 
 def check(name: str, workload: Any) -> None:
-    """Raise ConfigError unless the workload `name` defines one model, or families with valid
-    names."""
-    if hasattr(workload, "model") == hasattr(workload, "families"):
-        if hasattr(workload, "model"):
-            both = "both model and families"
-        else:
-            both = "neither model nor families"
-
+    """Raise ConfigError unless the workload `name`, which has a model, defines either `model` or
+    families with valid names."""
+    if hasattr(workload, "model") and hasattr(workload, "families"):
         raise ConfigError(
-            f'workload "{name}" defines {both}: it must define one of them (see'
+            f'workload "{name}" defines both model and families: it must define one of them (see'
             " docs/your-own-model.md)."
         )
 

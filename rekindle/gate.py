@@ -23,10 +23,11 @@ class Metric:
     """A metric of a model; the first metric in a workload's `metrics` decides the comparison of the
     candidate with the champion.
 
-    `function(predictions, truths)` gets the results of `predict` and the truths of `examples`, as
-    NumPy arrays if they are numbers, else as lists. `weighted(predictions, truths, group, draws)`
-    is optional: it computes the metric for many bootstrap draws at once, to speed up the interval
-    of the first metric. Bootstrap draw d contains each row of group g `draws[g, d]` times.
+    `function(predictions, truths)` gets the results of the workload's `predict` and the truths of
+    its `examples`, as NumPy arrays if they are numbers, else as lists. `weighted(predictions,
+    truths, group, draws)` is optional: it computes the metric for many bootstrap draws at once, to
+    speed up the interval of the first metric. Bootstrap draw d contains each row of group g
+    `draws[g, d]` times.
     """
 
     name: str
@@ -270,8 +271,9 @@ class Decision:
         return broken_bounds, met_bounds
 
     def _check_baseline_margin(self) -> tuple[list[str], list[str]]:
-        """Return two lists of texts about gate.beats_baseline: one if the candidate breaks it, and
-        one if it meets it."""
+        """Return two lists as `_check_bounds` does. The text about gate.beats_baseline is in the
+        first list if the candidate breaks this bound, and in the second list if the candidate meets
+        it; both lists are empty if the bound is not set."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 

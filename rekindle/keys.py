@@ -13,11 +13,12 @@ CURVE = "curve.json"  # file of a trained model with the exact loss of each step
 # workflow parameter, a JSON object: task → its cached outputs, and in `at` the RUN/TASK that wrote
 # them ("": not cached, so the task runs)
 CACHED = "cached"
-# extra input of a step's template; the hyphen keeps it apart from the step's own fields
+# extra input of a step's template, with the name of the task; the hyphen distinguishes this input
+# from the step's own fields
 TASK = "task-name"
 AGAIN = "-again"  # suffix of the name of a task that repeats another task
 # output of `prepare`: the value of CACHED, extended by the trainings whose models `prepare` has
-# found
+# found in the cache
 REUSED_MODELS = "reused_models"
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's HeadBucket response
 # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start

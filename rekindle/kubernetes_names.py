@@ -1,5 +1,7 @@
-"""Names in the Kubernetes objects that Rekindle creates: labels, the ConfigMap, Secrets, and the
-environment variables of pods."""
+"""Names in the Kubernetes objects that Rekindle creates: labels, the ConfigMap, Secrets, the
+environment variables of pods, and the modules that the pods of an elastic job run."""
+
+from typing import NamedTuple
 
 # commands find runs and servers by these labels
 NAME_LABEL = "app.kubernetes.io/name"  # for a run, its pipeline; for servers, their model
@@ -15,6 +17,7 @@ STORE_SECRET = "rekindle-s3"  # Secret with the keys of the object store and the
 SERVING_SECRET = "rekindle-serving"  # Secret with keys that can only read releases
 SERVING_ACCOUNT = "rekindle-serving"  # name of the ServiceAccount of model servers
 TOKEN_SECRET = "rekindle-token"  # Secret with the tokens for clients of model servers
+PROGRAM_SECRET = "rekindle-program"  # Secret with the variables in `program.secrets`
 NOTIFY_SECRET = "rekindle-notify"  # Secret with the address of the notification webhook
 
 # keys in the ConfigMap and the Secrets, which become environment variables of pods
@@ -34,9 +37,43 @@ KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
 POD_NAME = "POD_NAME"  # the launcher adds the index of a worker
 REKINDLE_CACHE = "REKINDLE_CACHE"  # directory for copies of datasets, which must fit its disk
+REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training program
+# host of the coordinator in a job of another framework, whose programs use MASTER_ADDR themselves
+REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
 REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # seconds until the coordinator ends the run
 REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
 REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
+REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"  # rank of the first pod of a role, in such a job
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run
+# set if the program of a pod does not end by itself, such as that of a parameter server
+REKINDLE_SERVER = "REKINDLE_SERVER"
+
+
+class MemberModules(NamedTuple):
+    """`launcher`: first process of a worker's pod; `coordinator`: of the coordinator's pod. Both
+    get the inputs of `step` as flags."""
+
+    step: str
+    launcher: str
+    coordinator: str
+
+
+def _join(*names: str) -> str:
+    # the cache key counts a text that names a module as an import: this file must not import all
+    # of these modules
+    return ".".join(("rekindle", *names))
+
+
+WORKLOAD = MemberModules(
+    "steps.train",
+    _join("training", "launch", "launcher"),
+    _join("training", "membership", "server"),
+)
+PROGRAM = MemberModules("steps.program", _join("program", "agent"), _join("program", "coordinator"))
+# in a job of another framework, the pod with rank 0 also runs the coordinator
+PROGRAM_IN_JOB = PROGRAM._replace(launcher=_join("program", "job_pod"))
+MEMBER_KINDS = (WORKLOAD, PROGRAM, PROGRAM_IN_JOB)
+LAUNCHERS = frozenset(kind.launcher for kind in MEMBER_KINDS)
+COORDINATORS = frozenset(kind.coordinator for kind in MEMBER_KINDS)

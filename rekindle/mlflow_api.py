@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -39,15 +39,19 @@ from rekindle.names import ObjectId, Version, show
 if TYPE_CHECKING:
     import requests
 
+    from rekindle.content.http_answers import HttpAnswer
+
 # environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
 MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
+MAX_ANSWER_BYTES = 64 << 20  # 1,000 runs with 100 parameters have 10 MB
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
-MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
+MAX_SHOWN_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
 SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
-HTML_TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+# a tag ends at the next <, and a script at the end of the page, so that the search takes O(n)
+HTML_TAGS = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.IGNORECASE)
 # the JSON of proto3 represents these numbers as texts
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 MAX_INT64 = (1 << 63) - 1
@@ -124,6 +128,11 @@ VersionNumber = Annotated[str, name_field(Version)]
 
 class Answer(Document):
     """An answer whose fields are not read, and the base class of the other answers."""
+
+
+class ArtifactChanged(Answer):
+    """The answer to a written or deleted artifact, which is empty if MLflow's FastAPI server sends
+    it."""
 
 
 class ErrorAnswer(Answer):
@@ -265,11 +274,21 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
     """
     import requests
 
+    from rekindle.content.http_answers import UnreadableAnswer, send
+
     uri = address()
+    url = f"{uri}/api/2.0/{path}"
 
     try:
         session = _configured_session()
-        answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
+        answer = send(
+            session, method, url, max_bytes=MAX_ANSWER_BYTES, timeout=TIMEOUT_S, **content
+        )
+    except UnreadableAnswer as error:
+        raise TrackingError(
+            f"MLflow at {format_address(uri)} does not answer {method} {path} as MLflow does:"
+            f" {error}. {SERVER_REMEDY}"
+        ) from None
     except requests.RequestException as error:
         cause = describe_cause(innermost(error), uri)
         server = format_address(uri)
@@ -280,6 +299,9 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
 
     if not answer.ok:
         _refuse(answer)
+
+    if model is ArtifactChanged and not answer.content:
+        return model()
 
     try:
         return model.model_validate_json(answer.content)
@@ -310,7 +332,7 @@ def condition(field: str, value: str) -> str:
     return f"{field} LIKE '{pattern}'"
 
 
-def _refuse(answer: "requests.Response") -> NoReturn:
+def _refuse(answer: "HttpAnswer") -> NoReturn:
     """Raise RequestRefused with MLflow's error, or TrackingError if the answer does not come from
     MLflow."""
     try:
@@ -324,13 +346,13 @@ def _refuse(answer: "requests.Response") -> NoReturn:
     raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", code)
 
 
-def _reject(answer: "requests.Response") -> NoReturn:
+def _reject(answer: "HttpAnswer") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
     server = format_address(address())
     host = urlsplit(address()).netloc.rpartition("@")[2]
 
     answer_text = (
-        " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_ANSWER_LENGTH] or "nothing"
+        " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_SHOWN_LENGTH] or "nothing"
     )
     if "Host header" in answer_text:
         remedy = (
@@ -364,25 +386,12 @@ def _configured_session() -> "requests.Session":
     return _session(retries, token)
 
 
-def _add_token(token: str, request: "requests.PreparedRequest") -> "requests.PreparedRequest":
-    request.headers["Authorization"] = f"Bearer {token}"
-    return request
-
-
 @cache
 def _session(attempts: int, token: str) -> "requests.Session":
-    import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    class Session(requests.Session):
-        def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
-            """Remove the login from a request that a redirect sends to another server.
-
-            The method of `requests` replaces the login by one of ~/.netrc.
-            """
-            if self.should_strip_auth(response.request.url, prepared_request.url):
-                prepared_request.headers.pop("Authorization", None)
+    from rekindle.content.http_answers import Session
 
     session = Session()
     retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
@@ -399,8 +408,7 @@ def _session(attempts: int, token: str) -> "requests.Session":
         session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     if token:
-        # not a header of the session, which a login in ~/.netrc would replace
-        session.auth = partial(_add_token, token)
+        session.set_token(f"Bearer {token}")
     elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
         # encoded here, because `requests` would use Latin-1, but servers expect UTF-8 (RFC 7617)
@@ -408,3 +416,7 @@ def _session(attempts: int, token: str) -> "requests.Session":
         session.auth = (login[0], login[1])
 
     return session
+
+
+# a process that was forked must not write to the connections of its parent
+os.register_at_fork(after_in_child=_session.cache_clear)

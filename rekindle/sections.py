@@ -40,7 +40,8 @@ class Section(BaseModel):
 
 
 def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Replace a schema that is a reference or an optional value by the schema that it refers to."""
+    """Return the schema that a reference refers to, or the schema of an optional value if it is
+    set; return any other schema unchanged."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     if len(options) == 1:
         return resolve(options[0], definitions)
@@ -73,8 +74,8 @@ def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
 
 
 def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Return the rule that a value violates according to pydantic; if the rule is a pattern, the
-    description of the field instead."""
+    """Return a sentence with the rule that a value violates according to pydantic. If the rule is a
+    pattern, the sentence has the description of the field instead."""
     description = _schemas_at(model, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and description:
         return f"it has the wrong form for: {description}."
@@ -84,8 +85,8 @@ def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
 def _schemas_at(
     model: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model, before and after references are resolved; {} if
-    it is unknown."""
+    """Return the JSON schema at `path` of a model twice: with its reference, and after the
+    reference is resolved. An unknown schema is {}."""
     schema = _schema(model)
     definitions = schema.get("$defs", {})
     inner = schema
@@ -114,7 +115,8 @@ class Setting(NamedTuple):
 
 
 def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
-    """Describe the keys at and below `key` ("train.workers", "train"; "": all).
+    """Describe `key` (such as "train.workers"), or all keys below `key` if it is a section (such as
+    "train"; "": all keys).
 
     Raises ConfigError if `key` is unknown.
     """
@@ -188,8 +190,8 @@ def _describe_values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value in a section that is not itself a model, mapping or list, with its dotted
-    key."""
+    """Yield (dotted key, value) for each value in a section. Models, mappings and lists are not
+    yielded, but the values in them are."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from leaves(getattr(value, name), f"{key}.{name}")

@@ -57,6 +57,9 @@ class ArtifactMark:
 
 
 Artifact = Annotated[Path, ArtifactMark()]
+# maximum size of the text in an encoded parameter, such as the manifest of a run; etcd limits a
+# workflow to 1.5 MB
+MAX_PARAMETER_BYTES = 10_000_000
 SHA256 = "^[0-9a-f]{64}$"  # pattern for the fields of inputs and outputs
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
@@ -96,10 +99,10 @@ class Reuse:
     it reads.
 
     A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not
-    depend on. `data_read`: returns the paths and s3:// URIs of the inputs whose content the outputs
-    depend on. `not_reused_if`: returns why the outputs for these inputs must not be reused, or "".
-    `stored`: artifacts that the step itself writes to the object store. An output `run_id` is never
-    reused.
+    depend on. `data_read`: returns, for the inputs, the paths and s3:// URIs of all data that the
+    outputs depend on. `not_reused_if`: returns why the outputs for these inputs must not be reused,
+    or "". `stored`: names of artifacts that the step itself writes to the object store. An output
+    `run_id` is never reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
@@ -141,7 +144,8 @@ def flag(name: str) -> str:
 
 
 def to_text(value: object) -> str:
-    """Format a value as an Argo parameter: scalars as text, booleans and other values as JSON."""
+    """Format a value as an Argo parameter: numbers, texts and paths as text, all other values (also
+    booleans) as JSON."""
     if isinstance(value, BaseModel):
         return value.model_dump_json()
     if isinstance(value, bool) or not isinstance(value, SCALARS):
@@ -156,11 +160,20 @@ def encode_parameter(text: str) -> str:
 
 
 def decode_parameter(parameter: str) -> str:
-    """Decode a parameter that `encode_parameter` has encoded. Raises ValueError."""
+    """Decode a parameter that `encode_parameter` has encoded. Raises ValueError, also for a text
+    with more than MAX_PARAMETER_BYTES bytes, which is never decompressed as a whole."""
+    decoder = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.b64decode(parameter)).decode()
+        # one more byte than the limit, since a decoder whose output is full does not know its end
+        data = decoder.decompress(base64.b64decode(parameter), MAX_PARAMETER_BYTES + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
+
+    if len(data) > MAX_PARAMETER_BYTES:
+        raise ValueError(f"it has more than {MAX_PARAMETER_BYTES:,} bytes after decompression")
+    if not decoder.eof:
+        raise ValueError("it is incomplete")
+    return data.decode()
 
 
 def parse_time(text: str) -> datetime:
@@ -187,8 +200,8 @@ def has_zone(time: str) -> bool:
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
-    """Convert texts to typed inputs. Raises ConfigError that names each wrong flag, its value and
-    the rule."""
+    """Convert {field: text} to typed inputs. Raises ConfigError that names each wrong flag, its
+    value and the rule."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:

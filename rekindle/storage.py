@@ -30,6 +30,8 @@ from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
 from argolocal.common import exit_codes
+from argolocal.common.json_text import MAX_BYTES
+from argolocal.errors import InvalidDocument
 from rekindle.content.hashes import file_sha256 as file_sha256
 from rekindle.errors import (
     ConfigError,
@@ -45,6 +47,7 @@ from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
 # maximum size of an object that one request copies; `TransferConfig` copies larger ones in parts
 MAX_COPY_BYTES = (5 << 30) + 1
+PART_BYTES = 256 << 20  # size of the parts in which a large object is written
 THREADS = 8  # number of parallel transfers; with one endpoint, more would not be faster
 STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
 LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
@@ -151,19 +154,34 @@ class Store:
         minute."""
         return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
-    def get(self, key: str) -> bytes:
-        """Return the bytes of an object. Raises NotFound."""
-        return self.get_with_etag(key)[0]
+    def get(self, key: str, max_bytes: int | None = MAX_BYTES) -> bytes:
+        """Return the bytes of an object. Raises NotFound, and InvalidDocument if the object has
+        more than `max_bytes` bytes (None: no limit)."""
+        return self.get_with_etag(key, max_bytes)[0]
 
-    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+    def get_with_etag(self, key: str, max_bytes: int | None = MAX_BYTES) -> tuple[bytes, str]:
         """Return the bytes of an object and its etag, for a later `put(if_match=...)`. Raises
-        NotFound."""
+        NotFound, and InvalidDocument if the object has more than `max_bytes` bytes (None: no
+        limit)."""
 
         def call() -> tuple[bytes, str]:
             answer = self.client.get_object(Bucket=self.bucket, Key=key)
+            size = answer["ContentLength"]
+            if max_bytes is not None and size > max_bytes:
+                answer["Body"].close()
+                raise InvalidDocument(
+                    f"{self.uri(key)} has {size:,} bytes, and at most {max_bytes:,} bytes are read"
+                    " at once. Restore it, or remove it."
+                )
             return answer["Body"].read(), answer["ETag"]
 
         return self._request(key, call)
+
+    def open(self, key: str) -> tuple[Any, int]:
+        """Return the content of an object as a stream, and its size. The caller closes the stream.
+        Raises NotFound."""
+        answer = self._request(key, lambda: self.client.get_object(Bucket=self.bucket, Key=key))
+        return answer["Body"], answer["ContentLength"]
 
     def put(
         self,
@@ -241,6 +259,16 @@ class Store:
         answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
+    def put_large(self, key: str, data: bytes, part_bytes: int = PART_BYTES) -> None:
+        """Write an object of any size. S3 accepts at most 5 GiB in one request, so an object of
+        more than `part_bytes` bytes is written in parts."""
+        parts = TransferConfig(multipart_threshold=part_bytes + 1, multipart_chunksize=part_bytes)
+
+        def call() -> None:
+            self.client.upload_fileobj(io.BytesIO(data), self.bucket, key, Config=parts)
+
+        self._request(key, call)
+
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the bucket; an object of more than 5 GiB in parts, as S3
         requires."""
@@ -286,7 +314,7 @@ class Store:
 
         root = path.resolve()
         for entry in entries:
-            if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
+            if not _is_safe_path(root, entry.key[len(prefix) :]):
                 raise StorageError(
                     f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe"
                     " path."
@@ -399,7 +427,7 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
     while True:
         try:
             return call()
-        except (NotFound, Conflict):
+        except (NotFound, Conflict, InvalidDocument):
             raise
         except StorageError as error:
             if time.monotonic() - last_message >= 10:
@@ -410,3 +438,11 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
             raise SystemExit(exit_codes.TERMINATED)
 
         pause = min(2 * pause, 2.0)
+
+
+def _is_safe_path(root: Path, path: str) -> bool:
+    """Return True if a path, such as the end of a key, can be the path of a file below `root`."""
+    # a file system cannot have NULs in names
+    if "\0" in path or not {".", ".."}.isdisjoint(path.split("/")):
+        return False
+    return (root / path).resolve().is_relative_to(root)

@@ -313,7 +313,8 @@ def log_artifact(run_id: str, path: str, content: bytes) -> None:
             " --artifacts-destination, and use a new experiment."
         )
     target = quote(f"{root.path.strip('/')}/{path}")
-    _request("PUT", f"mlflow-artifacts/artifacts/{target}", mlflow_api.Answer, data=content)
+    address_path = f"mlflow-artifacts/artifacts/{target}"
+    _request("PUT", address_path, mlflow_api.ArtifactChanged, data=content)
 
 
 def artifacts(run_id: str, folder: str) -> list[str]:

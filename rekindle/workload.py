@@ -199,6 +199,10 @@ class Workload(Protocol):
     section), `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
     `families` replaces `model` (rekindle/families.py). `example_facts`: example of the facts that
     `prepare` returns, with which `rekindle lint` builds the model without data.
+
+    `load(path, facts)` replaces `model`, `dataset` and `loss` if a program trains the model, which
+    the section `program` of the config sets: it returns the model, any object, from the result of
+    the program, a file or folder.
     """
 
     Data: type[DataConfig]
@@ -242,12 +246,16 @@ class Workload(Protocol):
 
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
+# names that are required only if Rekindle trains the model, and not a program
+TRAINED = ("dataset", "loss")
+LOAD = "load"
 # further names that are required, unless the workload has a predictor
 SERVED = ("Instance", "predict")
 # arguments of the functions, including optional functions
 ARGUMENTS = {
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
+    LOAD: ("path", "facts"),
     **{
         "predict": ("model", "instances", "facts"),
         "optimizer": ("model", "train"),
@@ -263,7 +271,8 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 def load(name: str) -> Workload:
     """Import the workload module `name`. Raises ConfigError if the module cannot be imported or
     lacks a required name."""
-    workload = project.load(name, "workload", REQUIRED)
+    workload = project.load(name, "workload", ())
+    project.load(name, "workload", _list_required_names(name, workload))
     missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
     if missing_names and not hasattr(workload, "predictor"):
         raise ConfigError(
@@ -304,7 +313,9 @@ def load(name: str) -> Workload:
             f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).'
         )
 
-    families.check(name, workload)
+    if families.has_model(workload):
+        families.check(name, workload)
+
     for label, function, arguments in families.iterate_functions(workload):
         _check_arguments(name, label, function, arguments)
 
@@ -320,6 +331,35 @@ def load(name: str) -> Workload:
 
     _check_spelling(name, workload)
     return cast(Workload, workload)
+
+
+def _list_required_names(name: str, workload: object) -> tuple[str, ...]:
+    """Return the names that the workload must define. Raises ConfigError if it defines neither a
+    model nor `load`."""
+    others = tuple(attribute for attribute in REQUIRED if attribute not in TRAINED)
+    has_others = all(hasattr(workload, attribute) for attribute in others)
+
+    if hasattr(workload, LOAD) and not families.has_model(workload):
+        return others
+    if has_others and not families.has_model(workload):
+        raise ConfigError(
+            f'workload "{name}" defines neither model nor families nor load: it must define model'
+            " (or families), dataset and loss if Rekindle trains it, or load(path, facts) if a"
+            " program trains it (see docs/your-own-model.md)."
+        )
+    return REQUIRED
+
+
+def check_program(name: str) -> None:
+    """Raise ConfigError unless the workload `name` defines `load`, which loads the result of a
+    program."""
+    workload = load(name)
+    if not hasattr(workload, LOAD):
+        raise ConfigError(
+            f'workload "{name}" does not define load(path, facts), but the config has a section'
+            " `program`: define load, which returns the model from the result of the program, or"
+            " remove the section."
+        )
 
 
 def takes_optional_argument(workload: object, name: str) -> bool:

@@ -7,7 +7,6 @@ The workload's `prepare` defines how the data is processed.
 """
 
 import os
-import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,6 @@ from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
 from rekindle.step import SHA256, decode_parameter, parse_time
 
-DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 # warn if a fraction of the rows (`Prepared.shares`) changes by more than this factor between two
 # runs
 MAX_SHARE_RATIO = 2
@@ -197,20 +195,16 @@ def _compare(
     unchanged.
     """
     from rekindle import tracking
-    from rekindle.cache import code
-    from steps.monitoring import moving_window
+    from steps.monitoring import moving_window, run_identity
 
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
 
-    manifest = decode_parameter(inputs.manifest)
-    modules = {
-        inputs.workload,
-        str(inputs.config.get("pipeline", inputs.workload)),
-        *DOTTED_NAME.findall(manifest),
-    }
-
-    tags = moving_window.identity_tags(manifest, code.code_identity(modules))
+    manifest = unpack_manifest(inputs.manifest)
+    modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload))}
+    identity = run_identity.find(manifest, modules)
+    tags = moving_window.identity_tags(manifest, identity.code)
+    tags.update({run_identity.UNCOVERED_TAG: identity.uncovered} if identity.uncovered else {})
 
     last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
     if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
@@ -226,6 +220,10 @@ def _compare(
             "",
             [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."],
         )
+
+    uncovered = identity.uncovered or run_identity.why_uncovered(last, manifest)
+    if uncovered:
+        return tags, "", [f"{source}, but this run trains, because {uncovered}"]
 
     reason = (
         f"{source}, and code and config have not changed since {reference}: this run trains"

@@ -67,7 +67,8 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
-    from rekindle.content.verified_release import VERDICT
+    from rekindle.content.verified_release import VERDICT, reject_changed
+    from rekindle.content.weights import list_model_files, read_description
     from rekindle.release import release_files as release
     from rekindle.sections import parse_section
     from rekindle.storage import Store
@@ -88,7 +89,8 @@ def run(inputs: Inputs) -> Outputs:
     current, dataset, model, report = (
         inputs.workdir / name for name in ("current", "dataset", "model", "report")
     )
-    release.download(Store.from_env(), champion.uri, current)
+    record = release.download(Store.from_env(), champion.uri, current)
+    reject_changed(current, record.described, [release.REFERENCE], champion.uri)
 
     for folder in (dataset, model, report):
         folder.mkdir()
@@ -115,8 +117,10 @@ def run(inputs: Inputs) -> Outputs:
         )
 
     evaluation = [name for name in (VERDICT, release.REFERENCE) if (current / name).exists()]
-    for folder, names in ((model, release.MODEL), (report, evaluation)):
+    model_files = list_model_files(read_description(current))
+    for folder, names in ((model, model_files), (report, evaluation)):
         for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (current / name).rename(folder / name)
 
     source_digest, warnings = digest_of_unchanged(data.source, digest_before)
@@ -145,14 +149,12 @@ def predict(
 ) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Yield requests with `instances` (if empty, with the release's example), and the predictions
     that servers of the release in `folder` must return."""
-    import torch
-
+    from rekindle.release import device
     from rekindle.release.examples import split_into_batches
     from rekindle.release.predictor import check_json, open_predictor
 
-    torch.set_num_threads(1)
-
     predictor = open_predictor(folder)
+    device.use_one_thread()
     for batch in split_into_batches(instances or predictor.example()["instances"]):
         request = {"instances": batch}
         predictions = predictor.predict([predictor.Request.model_validate_json(to_json(request))])[

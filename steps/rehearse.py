@@ -5,7 +5,8 @@ runs this step.
       --train='{"virtual_workers": 2}' --output report=report.json
 
 If the first rows cannot be prepared without all other rows, the step only creates the model and its
-optimizer.
+optimizer. If a program trains the model, the step prepares the rows, reads their test rows, starts
+the program, kills it after a save, and starts it again.
 """
 
 import traceback
@@ -29,6 +30,9 @@ class Inputs(StepInputs):
     )
     train: dict[str, Any] = Field(
         default_factory=dict, description="the config's section `train`, as JSON"
+    )
+    program: dict[str, Any] = Field(
+        default_factory=dict, description="the config's section `program`, as JSON; {} without one"
     )
     families: list[str] = Field(default_factory=list, description="families to try (empty: all)")
     rows: int = Field(
@@ -136,9 +140,15 @@ def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
     from rekindle import workload as workloads
 
     workload: Any = workloads.load(inputs.workload)
-    names = families.select(workload, inputs.families)
+    is_program = bool(inputs.program) or not families.has_model(workload)
+    names = [] if is_program else families.select(workload, inputs.families)
     report["stage"] = "prepare"
     dataset = prepare_rows(workload, inputs, folder, report)
+
+    if is_program and dataset:
+        read_test_rows(workload, dataset, report)
+        if inputs.program and inputs.thorough:
+            try_program(inputs, dataset, folder / "program", report)
 
     for name in names:
         found: dict[str, Any] = {"rows": 0, "family": name}
@@ -239,6 +249,31 @@ def prepare_rows(
 
     report["rows"] = prepared.rows
     return dataset
+
+
+def read_test_rows(workload: Any, dataset: Path, report: dict[str, Any]) -> None:
+    """Read some test rows, and check their instances, unless the workload has a predictor or a
+    `score` of its own."""
+    from rekindle.release import evaluation
+    from rekindle.release.examples import Examples, parse_instances
+    from rekindle.release.predictor import make_request_model
+
+    report["stage"] = "examples"
+    examples = evaluation.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
+    if not hasattr(workload, "predictor") and type(examples).score is Examples.score:
+        parse_instances(examples, make_request_model(workload))
+    if len(examples.instances):
+        report["instance"] = examples.instances[0]
+
+
+def try_program(inputs: Inputs, dataset: Path, folder: Path, report: dict[str, Any]) -> None:
+    """Let the program save, kill it, and start it again."""
+    from rekindle.program.config import ProgramConfig
+    from rekindle.program.resume_check import ResumeCheck
+
+    report["stage"] = "program"
+    program = ProgramConfig.model_validate(inputs.program)
+    report["program"] = ResumeCheck(program, inputs.model, dataset, folder).run()
 
 
 def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -> None:

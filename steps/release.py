@@ -122,13 +122,13 @@ def run(inputs: Inputs) -> Outputs:
 def describe_origin(inputs: Inputs) -> dict[str, Any]:
     """Return everything that `rekindle reproduce` needs to repeat the run."""
     from rekindle import project
-    from rekindle.cache import code
+    from rekindle.cache import code, run_code
     from rekindle.content.recorded_manifest import unpack_manifest
 
     parameters = {parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters}
     manifest = unpack_manifest(parameters.pop("manifest", ""))
     folders = project.search_path()
-    modules = code.modules_in(manifest, folders) if manifest else []
+    modules = run_code.modules_in(manifest, folders) if manifest else []
 
     environment = {
         "python": platform.python_version(),

@@ -11,6 +11,7 @@ artifacts below `ledger/` (text, JSON and a plot).
 
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,13 +97,20 @@ class Problems:
 
     @contextmanager
     def noted(self, effect: str) -> Iterator[None]:
-        """Record a RekindleError that the body raises; `effect`: the consequence of the error, as
-        the start of the warning."""
+        """Record an error that the body raises; `effect`: the consequence of the error, as the
+        start of the warning."""
         try:
             yield
         except RekindleError as error:
-            self.texts.append(f"{effect}: {error}")
-            sys.stderr.write(f"warning: {self.texts[-1]}\n")
+            self._record(f"{effect}: {error}")
+        # catch any exception, since the run must be closed
+        except Exception as error:
+            traceback.print_exc()
+            self._record(f"{effect}: {error!r}")
+
+    def _record(self, text: str) -> None:
+        self.texts.append(text)
+        sys.stderr.write(f"warning: {text}\n")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -131,26 +139,30 @@ def run(inputs: Inputs) -> Outputs:
     costs = dict[str, float]()
     # WORKFLOW/TASK/checkpoints/ledger
     tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
-    recorded = unpack_manifest(inputs.manifest)
+    recorded = dict[str, Any]()
     tariffs = dict[str, "Tariff"]()
 
     with problems.noted("the costs of the training are not recorded"):
+        recorded = unpack_manifest(inputs.manifest)
         tariffs = training_tariffs(recorded, tasks)
 
     for task, ledger in tasks.items():
-        summary = None
         # an error here must not prevent the end of the workflow
         with problems.noted("the summary of the training is not recorded"):
             summary = training_summary(ledger)
+            if not summary:
+                continue
 
-        if summary:
-            prefixes.append("" if is_single_training else f"{task}/")
-            cost = log(run_id, summary, inputs.workdir / task, prefixes[-1], tariffs.get(task))
-            costs.update({} if cost is None else {task: cost})
+            prefix = "" if is_single_training else f"{task}/"
+            prefixes.append(prefix)
 
             if lines and summary.state == "failed":
                 label = "training" if is_single_training else task
                 lines.insert(0, f"{label}: {without_secrets(summary.message)}")
+
+            cost = log(run_id, summary, inputs.workdir / task, prefix, tariffs.get(task))
+            if cost is not None:
+                costs[task] = cost
 
     sweep = inputs.config.get("sweep")
     if sweep:

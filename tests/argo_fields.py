@@ -30,8 +30,8 @@ between the versions of Argo:
 
 - An expression of an output (`valueFrom.expression`) whose value is missing is an error, as in Argo 3.7.16 and 4.0.7 or
   newer; older versions set the output to the text `<nil>`.
-- Of the steps that wait for a place of `parallelism`, another one may end in the error `Max parallelism reached`, which
-  Argo reports while a hook or a retry waits.
+- While a hook or a retry waits, Argo ends one of the steps that wait for a place of `parallelism` with the error
+  `Max parallelism reached`; the two versions may choose different steps.
 - [The conformance tests](../tests/conformance/README.md#where-37-and-41-differ) list the other differences, such as the
   outputs of skipped steps.
 

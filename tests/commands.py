@@ -37,6 +37,8 @@ ELSEWHERE = {
     "rekindle demo chaos": "tests/rekindle/demo/test_chaos.py",
     "cd power && make run": "test_project.py",
     "mlflow models serve": "tests/test_end_to_end.py",
+    "rekindle ui": "tests/rekindle/page/test_site.py",
+    "argolocal ui": "tests/argolocal/page/test_application.py",
     "rekindle sweep configs": "tests/pipelines/test_sweep.py",
 }
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
@@ -144,5 +146,5 @@ class Shell:
             env=dict(self.environ),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )

@@ -12,8 +12,11 @@ from typing import Any
 from rekindle.blocks import volume
 from rekindle.blocks.jobs import pytorch_job, train_job
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
+from rekindle.blocks.jobs.members import member_commands
+from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.serving import autoscaler, model_deployment, service
 from rekindle.blocks.settings import ClusterConfig
+from rekindle.kubernetes_names import PROGRAM_IN_JOB, WORKLOAD
 from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 
@@ -46,7 +49,7 @@ def kinds(
     others = Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
-    training = pytorch_job.pytorch_job(name, train, config, [])
+    training = pytorch_job.pytorch_job(name, train, config, member_commands(WORKLOAD, []))
     _set_commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
 
     def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
@@ -64,8 +67,10 @@ def kinds(
         "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
         "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
-        "TrainingRuntime": Kind(train_job.training_runtime(name, train, config, [])),
-        "TrainJob": Kind(train_job.train_job(name, train, config, [])),
+        "TrainingRuntime": Kind(
+            train_job.training_runtime(name, train, config, member_commands(WORKLOAD, []))
+        ),
+        "TrainJob": Kind(train_job.train_job(name, train, config, member_commands(WORKLOAD, []))),
         "Deployment": Kind(
             model_deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
             model_deployment.SUCCESS,
@@ -80,6 +85,31 @@ def kinds(
     return {
         key: replace(kind, manifest=_fill_tags(kind.manifest, name))
         for key, kind in objects.items()
+    }
+
+
+# kind → pods by role of a job that runs a program
+PROGRAM_JOBS = {
+    "TFJob": {"PS": 2, "Worker": 3, "Chief": 1},
+    "XGBoostJob": {"Master": 1, "Worker": 3},
+    "PaddleJob": {"Master": 1, "Worker": 2},
+    "JAXJob": {"Worker": 4},
+    "MPIJob": {"Launcher": 1, "Worker": 2},
+}
+
+
+def program_jobs(name: str = "kind", **cluster: Any) -> dict[str, Manifest]:
+    """Return a job of every other framework that runs a program, by kind."""
+    config = ClusterConfig.model_validate(cluster)
+    commands = member_commands(PROGRAM_IN_JOB, [])
+    train = TrainConfig.model_validate({})
+    jobs = {
+        kind: ProgramJob(kind, counts, config.pod("train"), {})
+        for kind, counts in PROGRAM_JOBS.items()
+    }
+    return {
+        kind: _fill_tags(job.manifest(name, train, config, commands), name)
+        for kind, job in jobs.items()
     }
 
 

@@ -20,7 +20,7 @@ from rekindle.blocks.manifest.render import Kind, render_manifest
 from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
 from tests.commands import ROOT
-from tests.kinds import kinds
+from tests.kinds import kinds, program_jobs
 from tests.rekindle.cluster.pod_security import pods
 
 Manifest = dict[str, Any]
@@ -123,6 +123,7 @@ def _everything() -> Iterator[Manifest]:
     yield from (config_map, patch | {"spec": {"selector": {"matchLabels": {}}, **patch["spec"]}})
     for settings in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
         yield from (kind.manifest for kind in kinds(**settings).values())
+        yield from program_jobs(**settings).values()
 
     for _, manifest in workflows():
         yield from (*_applied(manifest), manifest)

@@ -33,7 +33,8 @@ COMMON = {
 # subpackage of argolocal → subpackages that it may import, in addition to COMMON
 LOCAL = {
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
-    "cli": {"view", "runner", "validate", "manifest"},
+    "cli": {"page", "view", "runner", "validate", "manifest"},
+    "page": {"view", "runner", "state", "engine", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
     "runner": {"controllers", "pods", "state", "engine", "validate", "manifest", "language"},
     "controllers": {"pods", "state", "engine", "manifest", "language"},
@@ -54,6 +55,7 @@ SUBPACKAGES = {
     },
     "argolocal": set(),
     "rekindle.cli": {
+        "page",
         "view",
         "operations",
         "demo",
@@ -65,12 +67,24 @@ SUBPACKAGES = {
         "blocks",
         "training",
     },
+    "rekindle.page": {
+        "view",
+        "operations",
+        "cluster",
+        "local",
+        "cache",
+        "blocks",
+        "training",
+        "release",
+        "argolocal",
+    },
     "rekindle.view": {
         "operations",
         "cluster",
         "local",
         "argolocal",
         "blocks",
+        "program",
         "training",
         "release",
     },
@@ -87,25 +101,37 @@ SUBPACKAGES = {
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.cluster": {"argolocal", "blocks", "release", "training"},
     "rekindle.local": {"argolocal"},
-    "rekindle.blocks": {"release", "training", "argolocal"},
+    "rekindle.blocks": {"release", "program", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},
     "rekindle.training": {"cache", "argolocal"},
-    "rekindle.program": {"training"},
+    "rekindle.program": {"cache", "training"},
+    "rekindle.attached": {"training"},
     "rekindle.serving": {"release"},
     "rekindle.release": {"cache", "argolocal"},
     "rekindle": set(),
-    "pipelines": {"blocks", "release", "training"},
-    "steps": {"cache", "release", "serving", "training"},
+    "pipelines": {"blocks", "program", "release", "training"},
+    "steps": {"cache", "release", "serving", "training", "program"},
 }
 # modules that start a command, which Python requires at the top → subpackage
 MEMBERS = {
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }
-LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # libraries of argolocal
+LIBRARIES = {
+    "click",
+    "jinja2",
+    "jsonpatch",
+    "markupsafe",
+    "pydantic",
+    "re2",
+    "rich",
+    "starlette",
+    "uvicorn",
+    "yaml",
+}  # libraries of argolocal
 # modules that may import these slow libraries at their top; elsewhere, every command would wait for
 # them
-TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
+TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 

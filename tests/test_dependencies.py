@@ -22,7 +22,14 @@ FIXED = {
 FILE = tomllib.loads(Path("pyproject.toml").read_text())
 PROJECT = FILE["project"]
 BUILD = FILE["build-system"]["requires"]
-GROUPS = {"": PROJECT["dependencies"], "build": BUILD, **PROJECT["optional-dependencies"]}
+TEMPLATE = tomllib.loads(Path("template/pyproject.toml").read_text())["project"]
+GROUPS = {
+    "": PROJECT["dependencies"],
+    "build": BUILD,
+    **PROJECT["optional-dependencies"],
+    "template": TEMPLATE["dependencies"],
+    **{f"template {name}": texts for name, texts in TEMPLATE["optional-dependencies"].items()},
+}
 
 
 @pytest.mark.parametrize(("name", "fixed"), FIXED.items())

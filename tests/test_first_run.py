@@ -22,7 +22,7 @@ import pytest
 from tests.commands import README, RECIPES, ROOT, SERVING, Shell, blocks, shell, typed_by_hand
 from tests.docs.pictures import TERMINAL
 
-pytestmark = pytest.mark.timeout(600)  # a whole run
+pytestmark = pytest.mark.timeout(1000)  # a whole run
 ROOTLESS = os.geteuid() != 0
 
 

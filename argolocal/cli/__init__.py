@@ -15,11 +15,13 @@ from argolocal.cli.options import (
     NonEmptyPath,
     RunNameParam,
     ask_option,
+    open_option,
     output_option,
     parameters_option,
     parse_pairs,
+    port_option,
 )
-from argolocal.cli.output import print_result, run_command, run_output
+from argolocal.cli.output import announce_page, print_result, run_command, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
@@ -72,6 +74,35 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
         workflow, other_objects = read_files(manifest)
         cluster = LocalCluster(home())
         local_run = create_run(cluster, workflow, parse_pairs(parameters), other_objects)
+        return Foreground(local_run).run(as_json=as_json, ask=not yes)
+
+
+@commands.command
+@click.argument("name", type=RunNameParam())
+@click.option(
+    "--name", "new_name", type=RunNameParam(), help="Name of the new run (default: a random name)."
+)
+@parameters_option("A workflow parameter to change.")
+@output_option("text", "json")
+@ask_option
+def rerun(
+    name: str, new_name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool
+) -> int:
+    """Start run NAME again, as a new run.
+
+    The new run has the manifest and the parameters of NAME. The run NAME stays as it is; `resume`
+    continues it instead.
+
+    Example:
+      argolocal rerun hello-4k2xp -p message=goodbye
+    """
+    from argolocal.runner import rerun
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.view.foreground import Foreground, create_run
+
+    with run_output(as_json):
+        manifest = rerun.read_manifest(home(), name, new_name or "")
+        local_run = create_run(LocalCluster(home()), manifest, parse_pairs(parameters))
         return Foreground(local_run).run(as_json=as_json, ask=not yes)
 
 
@@ -250,6 +281,22 @@ def trust(folder: Path, as_json: bool) -> None:
     print_result(
         as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is trusted from now on"
     )
+
+
+@commands.command
+@port_option
+@open_option
+def ui(port: int | None, open_browser: bool) -> None:
+    """Serve a page that shows the runs of this machine, until Ctrl-C.
+
+    The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
+
+    Example:
+      argolocal ui
+    """
+    from argolocal.page import site
+
+    site.serve(home(), port, lambda address: announce_page(address, open_browser))
 
 
 def make_cluster() -> Any:

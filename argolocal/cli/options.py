@@ -11,6 +11,14 @@ from argolocal.common.checked_names import RunName, show
 ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 
 
+port_option = click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Port of the page (default: the first free port from 7070).",
+)
+open_option = click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
+
+
 class NonEmptyName(click.ParamType):
     """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the
     newest run."""

@@ -113,3 +113,10 @@ def run_command(command: Callable[[], object]) -> int:
 
 def _print_error(message: str) -> None:
     click.echo(f"error: {shorten(without_secrets(message))}", err=True)
+
+
+def announce_page(address: str, open_browser: bool) -> None:
+    """Print the address of a page, and open it in a browser if `open_browser`."""
+    click.echo(f"{address}\nCtrl-C ends the page.")
+    if open_browser:
+        click.launch(homes.write_link(homes.path(), address))

@@ -6,8 +6,12 @@ escaped, so an address that has no clean form is hidden, except its scheme.
 """
 
 import re
+from collections.abc import Callable
 
 HIDDEN = "…"
+MAX_TEXT_CHARS = 20_000
+MAX_LINE_CHARS = 2000  # the search for secrets in a line takes O(n²)
+CUT = "@..."  # hides the start of a password or user at the end of a part of a line
 HOST = r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)"
 PORT_AND_PATH = r"(?::\w*)?(?:/[^\s?#@;]*)?"
 SCHEME = r"(?:[a-z][a-z0-9+.-]*:)?//"
@@ -58,14 +62,14 @@ QUERY = re.compile(rf"(://[^\s?#'\"]*\?){REST}")
 PAGE = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
 FRAGMENT = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE}){REST}")
 PARAMETERS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){REST}")
-# a parameter of an address without a scheme, also in the fragment of a page
-NAMED_VALUE = re.compile(
-    r"([?&;#]"
-    r"(?:[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
-    r"access_?key(?:_?id)?|auth|authorization)|code|key)"
-    rf"=){REST}",
-    re.IGNORECASE,
+# the name of a parameter whose value is a secret
+SECRET_NAME = (
+    r"[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
+    r"access_?key(?:_?id)?|auth|authorization)"
 )
+# a parameter of an address without a scheme, also in the fragment of a page; `code` and `key` are
+# secrets only in some addresses
+NAMED_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){REST}", re.IGNORECASE)
 
 
 def format_address(address: str) -> str:
@@ -91,13 +95,38 @@ def format_address(address: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Remove the secrets of the addresses in a text: user, password, query and fragment."""
-    text = USER.sub(r"\1", text)
-    text = HOST_OR_USER.sub(rf"\1{HIDDEN}@", text)
-    return hide_values(USER_WITHOUT_SCHEME.sub("", text))
+    return _map_lines(_hide_in_line, text)
 
 
 def hide_values(text: str) -> str:
     """Remove queries, fragments and parameters from the addresses in a text, but not users."""
+    return _map_lines(_hide_values_in_line, text)
+
+
+def _map_lines(hide: Callable[[str], str], text: str) -> str:
+    """Apply `hide` to each line; return at most MAX_TEXT_CHARS characters of the text, and at most
+    MAX_LINE_CHARS of each line."""
+    is_cut = len(text) > MAX_TEXT_CHARS
+    *lines, last_line = text[:MAX_TEXT_CHARS].split("\n")
+    shown_lines = [_hide_in_part(hide, line, is_cut=False) for line in lines]
+    shown_lines.append(_hide_in_part(hide, last_line, is_cut=is_cut))
+    return "\n".join(shown_lines)
+
+
+def _hide_in_part(hide: Callable[[str], str], line: str, *, is_cut: bool) -> str:
+    """Apply `hide` to a line, or to its first MAX_LINE_CHARS characters."""
+    if len(line) <= MAX_LINE_CHARS and not is_cut:
+        return hide(line)
+    return hide(line[:MAX_LINE_CHARS] + CUT).removesuffix(CUT).removesuffix("...") + "..."
+
+
+def _hide_in_line(line: str) -> str:
+    line = USER.sub(r"\1", line)
+    line = HOST_OR_USER.sub(rf"\1{HIDDEN}@", line)
+    return _hide_values_in_line(USER_WITHOUT_SCHEME.sub("", line))
+
+
+def _hide_values_in_line(line: str) -> str:
     for pattern in (QUERY, FRAGMENT, PARAMETERS, NAMED_VALUE):
-        text = pattern.sub(rf"\1{HIDDEN}", text)
-    return text
+        line = pattern.sub(rf"\1{HIDDEN}", line)
+    return line

@@ -4,7 +4,8 @@ processes that outlive a command, such as servers."""
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from argolocal.common.checked_names import show
 from argolocal.errors import ConfigError
@@ -14,8 +15,19 @@ SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
     re.IGNORECASE,
 )
+# names whose values are secrets, of variables, flags and settings: a stricter rule than SECRET,
+# because a literal value of such a name is an error
+SECRET_NAME = re.compile(
+    r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRET_KEY|ACCESS_KEY|API_?KEY|PRIVATE_KEY"
+    r"|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD|NOTIFY_URL)",
+    re.IGNORECASE,
+)
+VOCABULARY_TOKEN_NAME = re.compile(
+    r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE
+)
 # names of the variables that configure the object store and MLflow
 SERVICE_VARIABLE = re.compile(r"(AWS|MLFLOW|S3)_")
+FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")
 MAX_PORT = 65535
 
@@ -67,6 +79,23 @@ def require_header_text(text: str, source: str) -> str:
         f"{source} must be one line of text of printable ASCII characters, exactly as its server"
         " has issued it."
     )
+
+
+def names_secret(name: str) -> bool:
+    """Return True if the value of a variable, flag or setting with this name is a secret, such as
+    HF_TOKEN, but not `eos_token`, which is a word of a vocabulary."""
+    name = name.replace("-", "_")
+    return bool(SECRET_NAME.fullmatch(name)) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
+
+
+def secret_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each flag in a command line whose value is a secret, such as
+    `--api-key=VALUE` or `--api-key VALUE`."""
+    flags = [flag for text in words for flag in FLAG.findall(text)]
+    flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
+    for name, value in flags:
+        if not value.startswith("-") and names_secret(name):
+            yield name, value
 
 
 def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:

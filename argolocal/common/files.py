@@ -45,14 +45,25 @@ def write_once(path: Path, text: str, mode: int = 0o666) -> str:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes. Raises OSError for any other
     file: a FIFO could block the reader, and /dev/zero has no end."""
-    with _open_without_blocking(path) as file:
+    with open_regular(path, limit) as file:
+        return file.read(limit)
+
+
+def open_regular(path: Path, limit: int) -> BinaryIO:
+    """Open a regular file of at most `limit` bytes for reading. Raises OSError for any other
+    file."""
+    file = _open_without_blocking(path)
+    try:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > limit:
             reason = f"it has {status.st_size:,} bytes, and at most {limit:,} are read"
             raise OSError(errno.EFBIG, reason, str(path))
-        return file.read(limit)
+        return file
+    except BaseException:
+        file.close()
+        raise
 
 
 def read_input(path: Path, limit: int) -> bytes:
@@ -136,3 +147,12 @@ def size_of(path: Path) -> int:
     """Return the size in bytes of a file or of all files in a folder; 0 for a missing path."""
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

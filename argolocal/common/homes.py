@@ -13,10 +13,11 @@ import pwd
 import stat
 from contextlib import suppress
 from hashlib import blake2b
+from html import escape
 from pathlib import Path
 
 from argolocal.common import program
-from argolocal.common.files import make_private, write_once
+from argolocal.common.files import make_private, write_atomically, write_once
 from argolocal.errors import ConfigError
 
 STATE_HOME_VARIABLE = "XDG_STATE_HOME"
@@ -144,3 +145,13 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
     return (
         MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()
     )
+
+
+def write_link(home: Path, url: str) -> str:
+    """Write a file that redirects to `url`, and return its path: a browser gets this path as its
+    argument instead of the secret `url`, because all local users can see the arguments."""
+    make(home)
+    path = home / "page.html"
+    link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
+    write_atomically(path, link, 0o600)
+    return str(path)

@@ -169,4 +169,7 @@ def _reject_unsafe_values(value: object) -> None:
             else:
                 children = [*item.keys(), *item.values()]
 
-            unchecked += [(child, depth + 1) for child in children]
+            # numbers are left out, since a list may have millions of them
+            unchecked += [
+                (child, depth + 1) for child in children if isinstance(child, str | list | dict)
+            ]

@@ -4,13 +4,12 @@ kubectl would reject."""
 import re
 from typing import Any
 
-import yaml
-
 from argolocal.controllers.kubectl import ACTIONS, KubectlError, parse_flags
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.substitute import TAG
+from argolocal.language.yaml_text import parse
 from argolocal.manifest.patch import PATCHES
 
 TAG_PLACEHOLDER = "tag-of-argo"  # placeholder that replaces each template tag in a manifest
@@ -20,10 +19,8 @@ def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the objects of a manifest, or [] if the manifest is valid YAML only once its tags are
     replaced."""
     try:
-        objects = [
-            *yaml.safe_load_all(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))
-        ]
-    except (yaml.YAMLError, ValueError):
+        objects = parse(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))
+    except ConfigError:
         return []
     return [item for item in objects if isinstance(item, dict)]
 

@@ -19,6 +19,7 @@ from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
+REVERSED_SUFFIXES = re.compile(r"(?:\)[^()]*\(|\][^\[\]]*\[)+")
 RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 
 
@@ -119,10 +120,14 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
             plain_name or quoted_name for plain_name, quoted_name in references
         }
 
-    return (
-        re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2]
-        in expansion.results_read
-    )
+    return remove_suffixes(name).rpartition(".")[2] in expansion.results_read
+
+
+def remove_suffixes(name: str) -> str:
+    """Remove the attempts, loop items and groups at the end of the name of a node."""
+    # in the reversed name, a search for the end is not repeated at each of its brackets
+    match = REVERSED_SUFFIXES.match(name[::-1])
+    return name[: len(name) - match.end()] if match else name
 
 
 def _create_container_nodes(

@@ -73,7 +73,7 @@ def resume_hint(name: str, node: Node) -> str:
     """Return a sentence that says how to resume a suspended node of run `name`."""
     values = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}"
-        for parameter in _missing_parameters(node)
+        for parameter in missing_parameters(node)
     )
     return (
         f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal"
@@ -91,7 +91,7 @@ def select_resume_values(
     expected_sources = {
         parameter["name"]: parameter["valueFrom"]
         for node in nodes
-        for parameter in _missing_parameters(node)
+        for parameter in missing_parameters(node)
     }
 
     for name in values:
@@ -120,7 +120,7 @@ def select_resume_values(
     return {
         node["id"]: {
             parameter["name"]: values[parameter["name"]]
-            for parameter in _missing_parameters(node)
+            for parameter in missing_parameters(node)
             if parameter["name"] in values
         }
         for node in nodes
@@ -141,7 +141,9 @@ def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     return expected_parameters
 
 
-def _missing_parameters(node: Node) -> list[dict[str, Any]]:
+def missing_parameters(node: Node) -> list[dict[str, Any]]:
+    """Return the outputs of a suspended node whose values are missing. A `default` in `valueFrom`
+    is used if no value is given."""
     return [
         parameter
         for parameter in (node.get("outputs") or {}).get("parameters") or []
@@ -150,7 +152,7 @@ def _missing_parameters(node: Node) -> list[dict[str, Any]]:
 
 
 def _complete(context: Context, node: Node) -> Node:
-    for parameter in _missing_parameters(node):
+    for parameter in missing_parameters(node):
         source = parameter.pop("valueFrom")
         if source.get("default") is None:
             parameter["valueFrom"] = source

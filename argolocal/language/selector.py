@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.language.gofmt import dumps, format_g
 
 TOKEN = re.compile(r"\s*(!=|==|=|>|<|!|,|\(|\)|[^\s=!<>,()]+)")
@@ -45,7 +46,7 @@ class Requirement:
 
         text = _text(value)
         if self.operator in (">", "<"):
-            if not re.fullmatch(r"[+-]?\d+", text):
+            if not re.fullmatch("[+-]?[0-9]{1,19}", text):
                 return False
             if self.operator == ">":
                 return int(text) > int(self.values[0])
@@ -129,7 +130,11 @@ def lookup(document: object, path: str) -> Any:
     for name in path.split("."):
         if isinstance(document, Mapping) and name in document:
             document = document[name]
-        elif isinstance(document, list) and name.isdigit() and int(name) < len(document):
+        elif (
+            isinstance(document, list)
+            and WHOLE_NUMBER.fullmatch(name)
+            and int(name) < len(document)
+        ):
             document = document[int(name)]
         elif isinstance(document, list) and name == "#":
             document = len(document)

@@ -24,6 +24,9 @@ from argolocal.manifest.resolve import (
 from argolocal.manifest.schema import TABLES, walk
 from argolocal.manifest.shape import shape_errors, without_nulls
 
+# the random suffix that the API server appends to `generateName`
+SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
+SUFFIX_LENGTH = 5
 # matches texts that are meant to be a manifest of Argo, even if they are not valid YAML
 WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
 # matches actions of a Go template, as in a Helm chart, but no tags of Argo
@@ -46,8 +49,8 @@ class Identity:
 
 
 def generate_suffix() -> str:
-    """Return five random characters, such as the API server appends to `generateName`."""
-    return "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+    """Return random characters, such as the API server appends to `generateName`."""
+    return "".join(random.SystemRandom().choices(SUFFIX_CHARACTERS, k=SUFFIX_LENGTH))
 
 
 def documents(text: str) -> list[dict[str, Any]]:

@@ -82,3 +82,11 @@ REMOVED_KINDS = {
         " PyTorchJob"
     )
 }
+
+
+def pod_name(job: str, role: str, index: int = 0) -> str:
+    """Return the name of a pod, which is also the host name of its Service."""
+    name = f"{job}-{role.lower()}"
+    if role == "Launcher":
+        return name
+    return f"{name}-{index}"

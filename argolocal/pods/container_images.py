@@ -38,7 +38,8 @@ class Image:
 
     @classmethod
     def read_table(cls, file: Path) -> "dict[str, Image]":
-        """Read a YAML file that maps names of images to their fields. Raises ConfigError."""
+        """Read a YAML file that maps the name of each image to its entrypoint, command and other
+        fields. Raises ConfigError."""
         if not file.exists():
             return {}
 

@@ -119,7 +119,7 @@ class LocalCluster:
 
         read = self.built_in().get((kind, name))
         if read:
-            files = {key: value.encode() for key, value in read().items()}
+            files = {key: value.encode(errors="surrogateescape") for key, value in read().items()}
         elif obj is None:
             return None
 

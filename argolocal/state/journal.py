@@ -21,33 +21,23 @@ from argolocal.common.checked_names import RunName
 from argolocal.common.files import read_regular, write_atomically
 from argolocal.common.json_text import to_json
 from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
-from argolocal.manifest.allowed_values import FULFILLED
 from argolocal.manifest.volume_claims import claims
+from argolocal.state.journal_reader import (
+    MAX_FILE_BYTES,
+    STRUCTURE_ERRORS,
+    JournalReader,
+    Status,
+    corrupt,
+    unreadable,
+)
 
-Status = dict[str, Any]
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-# exceptions that reading data of an unexpected structure raises
-STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
-STATUS_TEXT_FIELDS = ("startedAt", "finishedAt", "message")
-NODE_TEXT_FIELDS = (
-    "id",
-    "name",
-    "displayName",
-    "type",
-    "phase",
-    "templateName",
-    "boundaryID",
-    "startedAt",
-    "message",
-)
-NODE_OBJECT_FIELDS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
-PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum seconds to wait until a dead runner's lock is released
+PROBE_TIMEOUT_S = 0.1  # maximum seconds that `RunFiles.runner` of another process holds the lock
 
 
 class StateError(ArgolocalError):
@@ -132,7 +122,7 @@ class RunFiles:
         path = self.root / MANIFEST_FILE
 
         try:
-            workflow = json.loads(self._read(path))
+            workflow = json.loads(read_regular(path, MAX_FILE_BYTES))
             if not (
                 workflow["metadata"]["name"]
                 and workflow["spec"]["entrypoint"]
@@ -142,10 +132,10 @@ class RunFiles:
 
             return workflow
         except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
-            raise self._corrupt(path, error) from None
+            raise corrupt(path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
-                raise
+                raise unreadable(path, error) from None
 
             runs = self.home / "runs"
             if runs.is_dir():
@@ -157,16 +147,6 @@ class RunFiles:
             raise ConfigError(
                 f'the run "{self.name[:100]}" does not exist in {runs}.{hint}'
             ) from None
-
-    def _read(self, path: Path) -> bytes:
-        """Return the content of a file of the run. Raises ConfigError for a pipe or device, whose
-        content may be infinite."""
-        try:
-            return read_regular(path, MAX_FILE_BYTES)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            raise self._corrupt(path, error) from None
 
     def is_own_folder(self) -> bool:
         """Return True if the folder belongs to the run: it is in the home, not a link, and its
@@ -182,63 +162,21 @@ class RunFiles:
     def load(self) -> tuple[Status, dict[str, list[int]]]:
         """Return the run's status, and the pods that may still run. Raises ConfigError for a
         corrupt journal."""
-        status: Status = {"phase": "", "nodes": {}}
-        pods: dict[str, list[int]] = {}
-
-        path = self.root / JOURNAL_FILE
-        if path.exists():
-            lines = self._read(path).splitlines(keepends=True)
-        else:
-            lines = []
-
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                break
-
-            try:
-                entry = json.loads(line)
-                if "status" in entry:
-                    status = {**entry["status"], "nodes": status["nodes"]}
-
-                status["nodes"].update(entry.get("nodes", {}))
-                for id, new_children in entry.get("children", {}).items():
-                    status["nodes"][id].setdefault("children", []).extend(new_children)
-
-                for id, process_record in entry.get("pods", {}).items():
-                    pods[id] = process_record
-            except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
-                raise self._corrupt(f"{path}, line {number}", error) from None
-
-        try:
-            _check_status(status)
-            _check_pods(pods)
-        except (ValueError, *STRUCTURE_ERRORS) as error:
-            raise self._corrupt(path, error) from error
-
-        return status, {id: process_record for id, process_record in pods.items() if process_record}
-
-    def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
-        if isinstance(error, KeyError):
-            shape_problem = f"{error} is missing"
-        else:
-            shape_problem = "a value has the wrong type"
-        reason = shape_problem if isinstance(error, STRUCTURE_ERRORS) else error
-        return ConfigError(
-            f"{where} was changed ({reason}): only the runner may change it. Restore the file, or"
-            f" remove {self.root} and start the run again."
-        )
+        return JournalReader(self.root / JOURNAL_FILE).read()
 
     def lock(self) -> None:
         """Lock the run until this process exits. Raises Busy if another process holds the lock."""
         self.lock_descriptor = os.open(
             self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
-        deadline = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
+        start = time.monotonic()
 
-        while not _try_lock(self.lock_descriptor):
+        while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
+            waited = time.monotonic() - start
             # a child process that a killed runner was starting holds the lock until it calls exec
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            is_dead = pid.isdigit() and not Path(f"/proc/{pid}").exists()
+            if waited < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
                 time.sleep(0.01)
                 continue
 
@@ -259,7 +197,8 @@ class RunFiles:
         except FileNotFoundError:
             return None
         try:
-            if _try_lock(probe):
+            # a shared lock, so that several probes at the same time do not see each other
+            if _try_lock(probe, fcntl.LOCK_SH):
                 return None
             return int(os.read(probe, 32) or 0) or None
         finally:
@@ -309,54 +248,9 @@ def claims_of_run(run: RunFiles) -> list[str]:
     return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
 
 
-def _check_status(status: Status) -> None:
-    """Raise ValueError or an exception of STRUCTURE_ERRORS for a status that cannot be resumed."""
-    nodes = status["nodes"]
-    if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXT_FIELDS)):
-        raise TypeError("a text")
-
-    for id, node in nodes.items():
-        _check_types(node)
-        if (
-            node["id"] != id
-            or node["phase"] not in PHASES
-            or not (node["name"] and node["type"] and node["startedAt"])
-        ):
-            raise ValueError(f"the name, type or phase of node {id} is missing or unknown")
-
-        if node.get("boundaryID", id) not in nodes:
-            raise ValueError(f"the boundaryID {node['boundaryID']} of node {id} does not exist")
-
-    if status["phase"] not in PHASES | {""}:
-        raise ValueError(f"{status['phase']!r} is not a phase")
-
-
-def _check_types(node: dict[str, Any]) -> None:
-    """Raise an exception of STRUCTURE_ERRORS if a value of a node has the wrong type."""
-    is_valid = all(isinstance(node.get(name) or "", str) for name in NODE_TEXT_FIELDS)
-    is_valid = is_valid and all(
-        isinstance(node.get(name) or {}, dict) for name in NODE_OBJECT_FIELDS
-    )
-    is_valid = is_valid and isinstance(node.get("children") or [], list)
-    if not is_valid or not all(isinstance(id, str) for id in node.get("children") or []):
-        raise TypeError("a field of a node")
-    for name in ("inputs", "outputs"):
-        for parameter in (node.get(name) or {}).get("parameters") or []:
-            if not isinstance(parameter["name"], str):
-                raise TypeError("the name of a parameter")
-
-
-def _check_pods(pods: dict[str, list[int]]) -> None:
-    """Raise an exception of STRUCTURE_ERRORS if a record of a process does not consist of
-    numbers."""
-    for record in pods.values():
-        if record and not all(isinstance(number, int) for number in record):
-            raise TypeError("the record of a process")
-
-
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -6,8 +6,9 @@ all templates from the entrypoint, and collects global outputs on the way.
 
 An output with a globalName is known after the visit of its template: in later steps, in the entire
 DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint
-and of a hook's template are never known. If a globalName contains tags, any name is known. Source:
-validate.go, addOutputsToScope."""
+and of a hook's template are never known. If a globalName contains tags, every name of a global
+output counts as known. Source: validate.go, addOutputsToScope.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +57,8 @@ class GlobalOutputs:
                 visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template. Yield each template that must be visited before this visit
-        continues."""
+        """Visit a template. Yield each template that this template calls; `_walk` visits the called
+        template before this generator resumes."""
         if id(template) in self.names_by_id:
             return
 
@@ -96,7 +97,8 @@ class GlobalOutputs:
             self.known_names = TagSet(tags | self.expression_tags)
 
     def _outputs_below(self, root: Data) -> set[str]:
-        """Return the global tags that the template `root` and the templates that it calls set."""
+        """Return the global tags of the outputs of the template `root`, and of all templates that
+        `root` calls directly or indirectly."""
         tags = set[str]()
         templates = [root]
         seen_ids = set[int]()

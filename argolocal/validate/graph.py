@@ -80,8 +80,8 @@ def check(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function f for which f(task)(other) is True if the task `other` has always finished
-    when `task` starts.
+    """Return a function f: f(task)(other) is True if the task `other` has always finished before
+    `task` starts.
 
     An integer represents the ancestors of a task by its bits, because sets of names would need more
     memory.
@@ -98,8 +98,8 @@ def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable
 
 
 def results_awaited_by(task: Data) -> list[tuple[str, str]]:
-    """Return the tasks that `task` waits for as pairs of a name and a result, such as Failed, or
-    ""."""
+    """Return a pair for each task that `task` waits for: its name, and the awaited result, such as
+    Failed, or "" if no result is given."""
     depends = str(task.get("depends") or "")
     dependencies = task.get("dependencies") or []
     return [*TASK_REFERENCE.findall(depends), *((str(name), "") for name in dependencies)]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from argolocal.common.environment import names_secret, secret_flags
 from argolocal.common.object_names import LABEL
 from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
@@ -17,14 +18,6 @@ DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 SHELL_CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-SECRET_NAME = re.compile(
-    r"(.*(PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD)",
-    re.IGNORECASE,
-)
-VOCABULARY_TOKEN_NAME = re.compile(
-    r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE
-)
-FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
 # a text that contains one of these placeholders is not a plain-text secret
 PLACEHOLDERS = ("{{", UNKNOWN, "$")
@@ -187,7 +180,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
     for variable in container.get("env") or []:
         name = str(variable.get("name", ""))
         value = str(variable.get("value") or "")
-        if _is_secret(name, value) or _login_scheme(value):
+        if (names_secret(name) and _is_plain_text(value)) or _login_scheme(value):
             message = (
                 "readers of the manifest see this secret: take it from a Secret"
                 " (valueFrom.secretKeyRef)."
@@ -196,14 +189,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
 
     for key in ("command", "args"):
         words = [str(word) for word in container.get(key) or []]
-        flags = [flag for text in words for flag in FLAG.findall(text)]
-        flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
-
-        flag_names = [
-            f"--{name}"
-            for name, value in flags
-            if not value.startswith("-") and _is_secret(name, value)
-        ]
+        flag_names = [f"--{name}" for name, value in secret_flags(words) if _is_plain_text(value)]
         for source in dict.fromkeys(
             [*flag_names, *(f"{scheme}://" for text in words if (scheme := _login_scheme(text)))]
         ):
@@ -214,12 +200,8 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
             findings.warn(f"{path}.{key}", "secret", message)
 
 
-def _is_secret(name: str, value: str) -> bool:
-    name = name.replace("-", "_")
-    is_plain = value and not any(mark in value for mark in PLACEHOLDERS)
-    return bool(
-        is_plain and SECRET_NAME.fullmatch(name) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
-    )
+def _is_plain_text(value: str) -> bool:
+    return bool(value) and not any(mark in value for mark in PLACEHOLDERS)
 
 
 def _login_scheme(text: str) -> str:

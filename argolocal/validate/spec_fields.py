@@ -1,8 +1,8 @@
 """Check tags in the fields of a spec other than `templates`. Argo's validation does not read these
 fields: a tag without a value remains in the text, so each finding is a warning.
 
-Source: substituteGlobalVariables, substituteParamsInVolumes, substitutePodParams,
-processPodSpecPatch and SubstituteParams (Argo 4.0.7).
+The scopes follow these functions of Argo 4.0.7: substituteGlobalVariables,
+substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and SubstituteParams.
 """
 
 from collections.abc import Iterable

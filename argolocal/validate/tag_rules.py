@@ -40,7 +40,8 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 class TextUse:
     """The uses of a text, which determine whether a tag without a value prevents the run.
 
-    `parameters_known`: all parameters of the workflow are known. `is_validated`: Argo's validation
+    `parameters_known`: False if the workflow may have parameters that are not in the file, so that
+    an unknown name is not an error. `is_validated`: Argo's validation
     reads the text. `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
     """
 
@@ -50,8 +51,8 @@ class TextUse:
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if Argo rejects the tag, or a run would use the text of the tag. `name` is a
-        name in the tag."""
+        """Return True if Argo rejects the tag, or a run would use the text of the tag. `name`: a
+        name that the tag refers to."""
         if name.startswith("workflow.parameters") and not self.parameters_known:
             return False
         if tag.startswith("="):
@@ -74,7 +75,8 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
     for tag in TAG.findall(text):
         names = _names_in(findings, path, tag)
         for name in names:
-            # Argo does not substitute a simple tag that is only a first word, such as {{inputs}}.
+            # A tag that is only a first word, such as {{inputs}}, remains in the text, except in an
+            # expression ({{=...}}).
             is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
             is_part = any(other.startswith(f"{name}.") for other in names)
             if (

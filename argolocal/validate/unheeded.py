@@ -101,8 +101,8 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
 
 def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
     """Warn if no task can use an output of the call. `others_end`: the workflow has another last
-    task. The outputs of a single last task count as results of the workflow.
-    """
+    task. If the workflow ends with only one task, the outputs of this task count as results of the
+    workflow."""
     outputs = call.template.get("outputs") or {}
 
     all_outputs = [output for field in OUTPUT_FIELDS for output in outputs.get(field) or []]

@@ -38,8 +38,8 @@ class WorkflowFacts:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Prefix (scope) of a referenced object → the object's templates, or None if the object is
-        missing."""
+        """Scope of a referenced object, which is the prefix of the full names of its templates →
+        these templates, or None if the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify_names(self.spec, "", self.root, references)
@@ -61,7 +61,8 @@ class WorkflowFacts:
         return templates
 
     def object_path(self, scope: str) -> str:
-        """Return the path that findings show for the spec of the object with this scope."""
+        """Return the path that findings show for the spec of a referenced object. `scope`: the
+        prefix of the full names of its templates."""
         return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
 
     @cached_property
@@ -86,7 +87,7 @@ class WorkflowFacts:
         metadata = self.manifest.get("metadata") or {}
 
         if self.kind in TEMPLATE_KINDS:
-            # the workflow that uses the template may have a scheduled time
+            # a scheduled workflow may use the template, and then has a scheduled time
             return {
                 **metadata,
                 "annotations": {
@@ -192,7 +193,8 @@ class WorkflowFacts:
     def global_tags(
         self, template: Manifest, step: Manifest | None = None
     ) -> tuple[TagSet, TagSet]:
-        """Return the global tags that are known in a template, or at one of its steps."""
+        """Return the tags `workflow.*` and the tags of global outputs that are known in a template,
+        or in its step `step`."""
         if id(template) in self.running_ids:
             workflow_tags = self.tags_while_running
         else:

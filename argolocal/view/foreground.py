@@ -62,8 +62,8 @@ def create_run(
 def load_run(
     cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
-    """Load a run to resume. If another process executes the run, resume the suspended steps and
-    return None.
+    """Load a run to resume. If another process executes the run, resume its suspended steps with
+    the outputs `values`, and return None.
 
     Raises ConfigError, Busy.
     """
@@ -129,7 +129,8 @@ class Foreground:
         return summary.success(status, summary.outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run the workflow. `full_status`: add the status to the JSON output."""
+        """Run the workflow. `ask`: ask the user before Ctrl-C stops the run. `full_status`: add the
+        status to the JSON output."""
         local = self.local
         out = sys.stderr if as_json else sys.stdout
         interrupts = StopSignals(local.files.root / "stop", ask, FORCE_EXIT_AFTER_S)

@@ -81,9 +81,14 @@ def load_status(home: Path, name: str) -> dict[str, Any]:
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
-    if status.get("phase") not in FINISHED:
-        status["phase"] = "Running" if files.runner() else "Interrupted"
-    return status
+    return settle_phase(status, files)
+
+
+def settle_phase(status: dict[str, Any], files: RunFiles) -> dict[str, Any]:
+    """Return a status from the journal of a run, with the phase Interrupted if the runner died."""
+    if status.get("phase") in FINISHED:
+        return status
+    return {**status, "phase": "Running" if files.runner() else "Interrupted"}
 
 
 def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = None) -> str:
@@ -103,14 +108,18 @@ def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = No
 def show_run(home: Path, name: str, as_json: bool) -> str:
     """Return the status of one run, as a table of its steps or as a JSON object."""
     status = load_status(home, name)
-    live_pods = processes(home, name)
     if as_json:
-        return to_json(summary.as_json(name, status) | {"processes": live_pods}, indent=2)
-    return steps_table(name, status) + processes_table(live_pods)
+        return to_json(as_object(home, name, status), indent=2)
+    return steps_table(name, status) + processes_table(processes(home, name))
+
+
+def as_object(home: Path, name: str, status: Status) -> dict[str, Any]:
+    """Return the object that `argolocal status NAME -o json` prints."""
+    return summary.as_json(name, status) | {"processes": processes(home, name)}
 
 
 def processes_table(rows: list[dict[str, Any]]) -> str:
-    """Return the table of live pods below the table of steps, or ""."""
+    """Return a table of live pods, to append to the table of steps, or "" without live pods."""
     if rows:
         return f"\n\n{format_table(rows)}"
     return ""

@@ -4,10 +4,9 @@ In Argo, the name of a node starts with the name of its parent in the tree: a DA
 `PARENT.TASK`, a step `PARENT[GROUP].STEP`, and an attempt of a retried node `NAME(N)`.
 """
 
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import causes
+from argolocal.common.json_text import loads
 from argolocal.common.wording import format_duration, visible
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.manifest.allowed_values import FAILED, FULFILLED
@@ -75,8 +75,8 @@ def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError for an unknown `step`: it is neither part of the name of a task or log, nor
-    contains the name of a task."""
+    """Raise ConfigError if `step` is unknown: no name of a task or log contains `step`, and `step`
+    does not contain the name of a task."""
     spec = (
         (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
         or manifest.get("spec")
@@ -106,9 +106,12 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     nodes = {node["name"]: node for node in nodes_by_start}
     children: dict[str, list[str]] = {}
 
-    for node_name in nodes:
+    lengths = {len(node_name) for node_name in nodes}
+    parents = {node_name: _parent(node_name, nodes, lengths) for node_name in nodes}
+
+    for node_name, parent in parents.items():
         if node_name != name:
-            children.setdefault(_parent(node_name, nodes) or name, []).append(node_name)
+            children.setdefault(parent or name, []).append(node_name)
 
     rows: list[Step] = []
 
@@ -119,7 +122,9 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                 node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
             )
             is_only_attempt = (
-                _is_attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
+                _is_attempt(child, parents[child], nodes)
+                and len(children[parent]) == 1
+                and not will_be_retried
             )
 
             is_hidden = node.get("type") == "StepGroup" or is_only_attempt
@@ -221,9 +226,16 @@ def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
 
 def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
     """Return the nodes of a step's attempts in their order."""
-    name = step.node["name"] if step.node else ""
-    pattern = re.compile(re.escape(name) + r"\(\d+\)")
-    attempts = [node for node in list(status["nodes"].values()) if pattern.fullmatch(node["name"])]
+    node = step.node or {}
+    name = node.get("name", "")
+    nodes = status["nodes"]
+    # the children of the node, because a search through all nodes is slow in a large run
+    children = [nodes[id] for id in node.get("children") or [] if id in nodes]
+    attempts = [
+        other
+        for other in children or list(nodes.values())
+        if causes.attempt_number(other["name"]) >= 0 and other["name"].rpartition("(")[0] == name
+    ]
     return sorted(attempts, key=lambda node: causes.attempt_number(node["name"]))
 
 
@@ -256,7 +268,7 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     texts: list[str] = []
     for node in list(nodes):
         with suppress(ValueError):
-            values = json.loads(outputs(node).get("warnings") or "")
+            values = loads(str(outputs(node).get("warnings") or ""))
             texts += map(str, values) if isinstance(values, list) else []
 
     return list(dict.fromkeys(texts))
@@ -395,14 +407,15 @@ def last_error(log: str) -> str:
     return ""
 
 
-def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
-    """Return the longest other node name that is a prefix of `name` before `.`, `[` or `(`."""
-    cut_indexes = [i for i, c in enumerate(name) if c in ".[("]
+def _parent(name: str, nodes: Mapping[str, Any], lengths: Collection[int]) -> str | None:
+    """Return the name of the parent node: the longest node name that is a prefix of `name` and is
+    followed by `.`, `[` or `(`. `lengths`: the lengths of all names, since the item of a loop may
+    contain these characters many times."""
+    cut_indexes = [i for i, c in enumerate(name) if c in ".[(" and i in lengths]
     return next((name[:i] for i in reversed(cut_indexes) if name[:i] in nodes), None)
 
 
-def _is_attempt(name: str, nodes: Mapping[str, Any]) -> bool:
-    parent = _parent(name, nodes)
+def _is_attempt(name: str, parent: str | None, nodes: Mapping[str, Any]) -> bool:
     return parent is not None and nodes[parent].get("type") == "Retry" and name[len(parent)] == "("
 
 

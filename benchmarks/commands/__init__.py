@@ -18,7 +18,8 @@ def environment(home: Path) -> dict[str, str]:
 def rekindle(
     folder: Path, home: Path, *arguments: str, codes: tuple[int, ...] = FINISHED
 ) -> dict[str, Any]:
-    """Return the output of a command in `folder`. Raises SystemExit for other exit codes."""
+    """Run a command of Rekindle in `folder`, and return its JSON output. Raises SystemExit for
+    other exit codes."""
     command = [REKINDLE, *arguments, "-o", "json"]
     done = subprocess.run(
         command, cwd=folder, env=environment(home), stdout=subprocess.PIPE, text=True

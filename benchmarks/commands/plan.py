@@ -4,9 +4,9 @@
 
 Accuracy: the demo runs `--runs` times with different seeds. Then the forecasts of three changes are
 compared with runs of these changes: another seed, another gate (the data and the model are cached),
-and other epochs. A forecast counts the conditional tasks if the run has released its model. CPU
-time: of `rekindle plan` for a pipeline of `--tasks` steps, without the import of Hera: before the
-first run, after the run, and after a change of the first step's input.
+and other epochs. The forecast of a run includes the conditional tasks only if the run has released
+its model. CPU time: of `rekindle plan` for a pipeline of `--tasks` steps, without the import of
+Hera: before the first run, after the run, and after a change of the first step's input.
 """
 
 import subprocess

@@ -1,14 +1,14 @@
-"""Releases of this repository's configs, reproduced from another clone: equal weights, and the
-time.
+"""Reproduce releases of this repository's configs from another clone, compare the weights, and
+measure the time.
 
     python -m benchmarks.commands.reproduce
     python -m benchmarks.commands.reproduce configs/handbook.yaml --set data.source=FILE \\
       --set train.epochs=1
 
 The model of each config is trained and released in one clone of this repository, which is then
-deleted. `rekindle reproduce` trains it again in another clone, with the same home for the released
-files, which all configs share: a refresh needs the model of the demo, and fine-tuning the model of
-language. Only committed changes are measured.
+deleted. `rekindle reproduce` trains the model again in another clone. All clones and configs share
+one home, because the home contains the released models: a refresh needs the model of the demo, and
+fine-tuning needs the model of language. Only committed changes are measured.
 """
 
 import shutil

@@ -1,5 +1,5 @@
-"""Two runs at once: whole pipelines in pairs on one champion, with rollbacks in between, some
-killed and resumed.
+"""Two runs at once: the two pipelines of each pair compare their models with the same champion.
+Some runs are killed and resumed, and some pairs are disturbed by a rollback.
 
     python -m benchmarks.release.pairs [--pairs 200] [--minutes 60] [--rollbacks 20] [--seed 1] \\
       [--json]
@@ -50,7 +50,7 @@ Problem = tuple[str, str]  # kind, and what is wrong
 
 
 class Home:
-    """A home with runs and servers, as a namespace of its own."""
+    """A home with its own runs and servers, which stands for a namespace of a cluster."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Home:
             name = next(
                 (path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), ""
             )
-            # without a name, it was killed before its run began
+            # without a name, the command was killed before its run began
             command = ("resume", name) if name else command
             self.resumed += bool(name)
             code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
@@ -204,7 +204,8 @@ def run_pair(
 
 
 def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str) -> list[str]:
-    """Return the contradictions in the end of a run: its exit code, its JSON and MLflow."""
+    """Return the contradictions between the exit code of a run, its JSON output and its record in
+    MLflow."""
     verdict = result.get("verdict")
     if code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
         return [f"{quality}: exit code {code}, verdict {verdict}: {stderr[-600:]}"]
@@ -223,8 +224,8 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
 
 
 def history_problems(champions: Champions) -> list[Problem]:
-    """Return promotions without an evaluation against the champion that they replaced, or of a
-    worse model."""
+    """Return the wrong promotions: of a model that was not compared with the champion that it
+    replaced, or of a model that is worse than this champion."""
     problems = list[Problem]()
     previous = ""
     releases = {release.version: release for release in tracking.promoted_releases(NAME)}
@@ -251,8 +252,8 @@ def history_problems(champions: Champions) -> list[Problem]:
 def kill_rollbacks(
     home: Home, store: Store, count: int, draw: Random
 ) -> tuple[list[str], list[float], list[float]]:
-    """Kill rollbacks, and repeat them. Return the problems, and the seconds of whole and of
-    repeated commands."""
+    """Kill rollbacks, and repeat them. Return the problems, the seconds of each command that was
+    not killed, and the seconds of each repeated command."""
     deployments = sorted(home.deployments())
     versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
 
@@ -296,7 +297,8 @@ def kill_rollbacks(
 
 
 def measure(folder: Path, arguments: Any) -> list[Bar]:
-    """Run pairs of pipelines at the same time, and then the rollbacks."""
+    """Run one pair after the other, the two pipelines of a pair at the same time, and then the
+    rollbacks."""
     config = folder / "pairs.yaml"
     config.write_text(CONFIG)
     homes = [Home(folder / name, free_port()) for name in ("home-1", "home-2")]

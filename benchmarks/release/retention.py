@@ -4,8 +4,8 @@
 
 The runs are runs of one new project on this machine. Three of them train and release a model; the
 others run a step that stores a table of 1 MB, and a curve in MLflow. At the end, the benchmark
-measures the home, rolls back to the previous release and forth to the champion, and trains both
-again with `rekindle reproduce`.
+measures the home, rolls back to the previous release, returns to the champion, and trains both
+models again with `rekindle reproduce`.
 """
 
 import json
@@ -97,7 +97,7 @@ class Project:
         return json.loads(done.stdout)
 
     def bytes(self) -> int:
-        """Return the size of the files that runs leave."""
+        """Return the size in bytes of the files that runs leave."""
         paths = [
             path for name in FOLDERS for path in (self.home / name, *(self.home / name).rglob("*"))
         ]
@@ -136,7 +136,7 @@ def measure(project: Project, runs: int) -> dict[str, Any]:
 
 
 def use_kept_releases(project: Project) -> dict[str, Any]:
-    """Go back to the previous release and to the champion again, and reproduce both."""
+    """Roll back to the previous release, return to the champion, and reproduce both releases."""
     back = project.rekindle("rollback", "shop")
     forth = project.rekindle("rollback", "shop", "3")
     equal = {

@@ -39,7 +39,8 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests per second
-# number of clients at this rate, and their longest idle time in seconds
+# kind of clients that reuse connections → their number at RATE, and their longest idle time in
+# seconds
 REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
 PIECES = 4  # number of pieces of a slow request
 PORT = 18_495
@@ -183,8 +184,8 @@ def traffic(load: Traffic) -> Iterator[Traffic]:
 
 
 def train(home: Path, seed: int, *settings: str) -> str:
-    """Run the pipeline of CONFIG with a seed. Returns the verdict about its model, or the exit code
-    of the run."""
+    """Run the pipeline of CONFIG with a seed. Returns the verdict about the model, or `exit code N`
+    if the run fails."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
     try:
         result = rekindle(
@@ -199,8 +200,8 @@ def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
     return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
 
 
-# name of a change → the change, its result, the versions that may answer during it, and the faulty
-# version of these
+# name of a change → the function that makes the change, its expected result, the versions that may
+# answer during the change, and the faulty version among them, or ""
 CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
     "release": (lambda home: train(home, 2), "release", {"1", "2"}, ""),
     "failed-release": (

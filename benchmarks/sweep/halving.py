@@ -8,10 +8,10 @@ end.
       --set train.epochs=12
 
 One sweep uses halving, the other trains every trial to the end; both choose their trials at random,
-with the same seed. `--only-halving` omits the second sweep: it measures the overhead of a sweep
-with longer trials. The test weeks (2018-07-04 to 07-31) served to choose the shape and rates of the
-handbook's model. By default a trial is short: it trains for three epochs on data from 2018-06-01
-on. Nothing is released.
+with the same seed. With `--only-halving`, the benchmark omits the second sweep and measures only
+the overhead, for example of longer trials. The size and the learning rate of the handbook's model
+were chosen with the same test weeks (2018-07-04 to 07-31). By default a trial is short: it trains
+for three epochs on data from 2018-06-01 on. Nothing is released.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def overhead(
 
 
 def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
-    """Return the figures that compare a sweep with halving with a sweep without it."""
+    """Compare a sweep with halving to a sweep without halving, and return the figures."""
     trials = study.trials()
     all_trials = study_without_halving.trials()
     chosen = study.find_winner().number

@@ -8,7 +8,7 @@
 or longer). The benchmark runs the whole pipeline of configs/handbook.yaml, without a release. The
 test weeks are the four published weeks from 2018-08-08 on. By default a single model, trained on
 the data of the handbook's first fold, is evaluated on all four weeks; `--prequential` trains a
-model for each week, as the handbook does. The training time is the time of the model for the last
+model for each week, as the handbook does. The training time is measured for the model of the last
 week.
 """
 

@@ -52,7 +52,7 @@ class Turns:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
-        """Return the CPU time of this thread; in a group that of the process, because gloo's
+        """Return the CPU time of this thread, or in a group of the whole process, because gloo's
         threads belong to the loop."""
         if self.size == 1:
             return time.thread_time()
@@ -149,8 +149,8 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
     """Return the loops to compare with.
 
-    A single process has bare loops and loops of frameworks; a group has bare loops with DDP and
-    without an exchange.
+    A single process is compared with bare loops and with loops of frameworks; a group is compared
+    with a loop of DDP and with a bare loop that does not exchange gradients.
     """
     import torch
 

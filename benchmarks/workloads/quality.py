@@ -1,5 +1,5 @@
-"""A model that is one number, its quality, which it predicts for every row: whole pipelines in
-seconds."""
+"""A model that consists of one number, its quality, and predicts this number for every row, so that
+a whole pipeline takes only seconds."""
 
 import json
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Write a model of this quality, in place of a training."""
+    """Write a model of the quality `inputs.quality`, instead of training a model."""
     from rekindle import tracking
 
     weights = json.dumps([inputs.quality, inputs.workflow])

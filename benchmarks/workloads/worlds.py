@@ -44,8 +44,8 @@ TRUTH = np.uint8(1)
 def _stolen(
     rng: np.random.Generator, world: World, payments: Payments, days: int, share: float
 ) -> NDArray[np.int64]:
-    """Return indices of the payments of stolen cards in the `days` after the theft, by card and
-    time.
+    """Return the indices of the payments with stolen cards in the first `days` days after the
+    theft, sorted by card and time.
 
     `share`: number of thefts per day, as a share of STOLEN_PER_DAY.
     """
@@ -61,8 +61,8 @@ def _stolen(
 
 
 def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Thieves try a stolen card with a tiny payment, then use it for some days with the usual
-    amounts of its owner."""
+    """Change the payments and return their fraud labels: thieves try a stolen card with a tiny
+    payment, then use the card for some days with the usual amounts of its owner."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 5, 1)
     fraud[rows] = TRUTH
@@ -72,7 +72,8 @@ def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArr
 
 
 def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Thieves pay at night, and slightly more than the owner; a few owners also pay at night."""
+    """Change the payments and return their fraud labels: thieves pay at night, and slightly more
+    than the owner; a few owners also pay at night."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 10, 1)
     rows = rows[rng.random(len(rows)) < 0.6]
@@ -85,8 +86,8 @@ def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArra
 
 
 def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Cards that were used at a manipulated terminal have frauds of similar amounts from two days
-    later on."""
+    """Change the payments and return their fraud labels: after a payment at a manipulated terminal,
+    the payments of the card from two days later on are frauds of similar amounts."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     bad = rng.permutation(world.terminals)[: world.terminals // 100]
     since = rng.integers(0, world.days, world.terminals // 100)

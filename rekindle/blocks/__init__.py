@@ -15,7 +15,7 @@ docs/your-own-pipeline.md.
             blocks.verify(blocks.deploy(blocks.release(evaluation)))
 
 `blocks.job` trains with another framework on the training operator (docs/other-jobs.md):
-    trees = blocks.job(data, "XGBoostJob", "shop.trees", {"Master": 1, "Worker": 3})
+    trees = blocks.job(data, "XGBoostJob", config.program, {"Master": 1, "Worker": 3})
 
 The functions of `jobs`, `serving`, `resource` and `volume` return Kubernetes objects as plain data.
 """
@@ -26,7 +26,7 @@ from argolocal import lazy_exports
 # import, and reading a config does not need it.
 PUBLIC_NAMES = {
     "workflow": ("pipeline", "group", "at_exit", "step"),
-    "recipe.training": ("prepare", "train", "choose"),
+    "recipe.training": ("prepare", "train", "program", "choose"),
     "recipe.release": ("evaluate", "release", "deploy", "verify", "ship", "decide"),
     "recipe.other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),

@@ -1,6 +1,6 @@
 from rekindle.blocks.recipe.other_job import job
 from rekindle.blocks.recipe.release import decide, deploy, evaluate, release, ship, verify
-from rekindle.blocks.recipe.training import choose, prepare, train
+from rekindle.blocks.recipe.training import choose, prepare, program, train
 from rekindle.blocks.wiring import Block, Condition, WiringError
 from rekindle.blocks.workflow import at_exit, group, pipeline, step
 
@@ -17,6 +17,7 @@ __all__ = [
     "job",
     "pipeline",
     "prepare",
+    "program",
     "release",
     "ship",
     "step",

@@ -141,8 +141,8 @@ def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifac
 
 
 def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
-    """Set the grace period, preemption notices and queue of a training job's workers on the
-    template of a step that trains in its own pod."""
+    """Give `template`, whose step trains in its own pod, the grace period, preemption notices and
+    queue that the workers of a training job have."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
     template.pod_spec_patch = to_json(patch)
     variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
@@ -156,9 +156,15 @@ def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodCon
     return template
 
 
+def add_variables(template: Any, variables: Iterable[pods.Manifest]) -> None:
+    """Add environment variables to the template of a step."""
+    added = [m.EnvVar.model_validate(variable) for variable in variables]
+    template.env = [*(template.env or []), *added] or None
+
+
 def set_security_contexts(templates: Iterable[Any]) -> None:
-    """Set the security contexts that the PodSecurity standard `restricted` requires on the
-    templates that do not set their own."""
+    """Give each template without a security context of its own the security context that the
+    PodSecurity standard `restricted` requires."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = (

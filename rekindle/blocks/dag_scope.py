@@ -125,7 +125,8 @@ def set_dependencies(task: Task, dependencies: Dependencies) -> None:
 
 
 def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
-    """Make each output in EXPORTS an output of the workflow if exactly one task has this output.
+    """Make each output in WORKFLOW_OUTPUTS an output of the workflow if exactly one task has this
+    output.
 
     The verdict of an evaluation that may be repeated stays inside its DAG: Argo would export the
     verdict of the first evaluation, because it exports outputs in the order of the manifest.
@@ -147,8 +148,8 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
 
 
 def set_cache_default(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
-    """Set the default value of the workflow parameter CACHED, in which no task of `tasks` is cached
-    and each may look up the cache."""
+    """Set the default value of the workflow parameter CACHED: it contains no cached outputs, and
+    permits each of `tasks` to look up the cache."""
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
     for argument in arguments:
         if argument.name == CACHED:

@@ -11,7 +11,8 @@ from rekindle.blocks.wiring import Block
 TASK_NAME = "new-data"
 
 
-# `pipeline` is a Pipeline, whose module imports this one
+# `pipeline` is a Pipeline; this type cannot be imported here, because its module imports this
+# module
 def require_new_data(pipeline: Any, data: Block) -> None:
     """Omit all tasks that depend on `data` if the data source, the code and the config have not
     changed since the last run.

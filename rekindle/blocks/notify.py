@@ -17,8 +17,7 @@ NOTIFY = "steps.monitoring.notify"
 def notification(
     name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]
 ) -> DAG:
-    """Return a DAG with one task, which runs the template `notify` with the fields of `config` and
-    `inputs`.
+    """Return a DAG with one task, which runs `template` with the fields of `config` and `inputs`.
 
     The task sets `continueOn`, which Argo does not allow together with `depends`: hence a separate
     DAG.

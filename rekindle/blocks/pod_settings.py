@@ -4,7 +4,7 @@ Pods read addresses and credentials from a ConfigMap and a Secret in the namespa
 contains neither.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from argolocal.manifest.object_labels import WORKFLOW
@@ -13,6 +13,7 @@ from rekindle.kubernetes_names import (
     NAME_LABEL,
     PART_OF_REKINDLE,
     POD_IP,
+    PROGRAM_SECRET,
     REKINDLE_GRACE,
     REKINDLE_IMAGE,
     REKINDLE_NOTICE,
@@ -73,6 +74,14 @@ def token_variables(serve: "ServeConfig") -> list[Manifest]:
     if serve.token:
         return [{"name": REKINDLE_TOKEN, "valueFrom": {"secretKeyRef": reference}}]
     return []
+
+
+def secret_variables(names: Iterable[str]) -> list[Manifest]:
+    """Return the variables in `program.secrets`."""
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": PROGRAM_SECRET, "key": name}}}
+        for name in dict.fromkeys(names)
+    ]
 
 
 def image_variables(image: str) -> list[Manifest]:

@@ -27,7 +27,7 @@ NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
 
 def text_tag(name: str) -> str:
-    """Return a tag for the input `name` of a template, as text."""
+    """Return the template tag that Argo replaces by the text of a template's input `name`."""
     return f"{{{{inputs.parameters.{name}}}}}"
 
 

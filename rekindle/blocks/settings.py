@@ -297,8 +297,8 @@ class ClusterConfig(Section):
         }
 
     def origin(self, name: str, field: str) -> str:
-        """Return the name of the setting or preset that sets a field of `pod(name)`; "" if
-        cluster.pods sets it."""
+        """Return the name of the setting or preset that determines a field of `pod(kind)`; "" if
+        cluster.pods sets the field."""
         settings = self.pods.get(name, PodConfig.model_validate({}))
         if field in settings.model_fields_set:
             return ""
@@ -323,8 +323,8 @@ class ClusterConfig(Section):
 
         return "default"
 
-    # also checked here, when the config is read, with the presets applied, so that `render` cannot
-    # fail later
+    # checks of the settings with the presets applied; they run when the config is read, so that
+    # `render` cannot fail later
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":

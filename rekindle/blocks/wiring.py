@@ -1,4 +1,4 @@
-"""Outputs of blocks, conditions on these outputs, and errors that name the wrong line of the
+"""Outputs of blocks, conditions on these outputs, and errors that name the line of a mistake in the
 pipeline."""
 
 import contextlib
@@ -117,8 +117,8 @@ class Value(str):
     keys: Collection[str] = ()  # the keys of a mapping, if known before the run
 
     def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
-        """`path`: reference to the output, for the template tag; `expression`: computes the value,
-        in place of `path`."""
+        """`path`: path of the output in a template tag; `expression`: expression that computes the
+        value, used instead of `path`."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
         value.name = name
         value.kind = kind
@@ -147,7 +147,7 @@ class Value(str):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
-            # Hera tests whether the text is empty, which is false for a template tag
+            # Hera tests whether the text is empty; a template tag is never empty
             return True
         refuse(
             f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
@@ -316,8 +316,8 @@ class Block(Task):
 
 
 def resolve(block: object, name: str, default: object = None) -> Any:
-    """Return the output or input `name` of `block` or, if it has neither, of its nearest
-    predecessor with this name.
+    """Return the output or input `name` of `block` or, if `block` has neither, of its nearest
+    predecessor with such an output or input.
 
     If no such output or input exists, return `default`, or raise WiringError if `default` is None.
     """

@@ -38,7 +38,6 @@ from rekindle.blocks.dag_scope import (
     set_cache_default,
 )
 from rekindle.blocks.dependencies import FINAL_PHASES, after_all, after_any
-from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter_tag
 from rekindle.blocks.manifest.quoting import format_input, quote_word, skip_if
 from rekindle.blocks.new_data import require_new_data
@@ -56,7 +55,7 @@ from rekindle.blocks.wiring import (
     self_or_cached,
 )
 from rekindle.errors import did_you_mean
-from rekindle.keys import AGAIN, CACHED, LEDGER, TASK, cached, cached_key, key
+from rekindle.keys import AGAIN, CACHED, TASK, cached, cached_key, key
 from rekindle.step import is_artifact, short_name
 from rekindle.workload import load as load_workload
 
@@ -74,7 +73,8 @@ SUFFIX_LENGTH = 11  # number of characters that a schedule appends to the name o
 
 
 class StepTemplate(NamedTuple):
-    """Tasks with the same step and the same kind of pod share a template."""
+    """The key of a template that several tasks share: tasks with the same step and kind of pod,
+    inside or outside of loops."""
 
     module: str
     kind: str
@@ -91,10 +91,12 @@ class Pipeline(References):
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.step_templates: dict[StepTemplate, Container] = {}
-        # model → template that again sends all requests through a Gateway to the model's champion
+        # model → template that ends the candidate's share of the requests through a Gateway: the
+        # champion gets all requests
         self.unshare_templates: dict[str, Resource] = {}
         self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods in cluster.pods
         self.jobs: dict[str, str] = {}  # training task → kind of its job
+        self.ledgers: list[str] = []  # keys of the ledgers of trainings
         # step → a callback for each task of this step, which passes the task's name to the step;
         # called only if the step has several tasks
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
@@ -245,8 +247,9 @@ class Pipeline(References):
         return task
 
     def repeat_group(self, evaluation: Block) -> Block:
-        """Add a task that runs the active group again, with the champion of `evaluation`, the
-        repeated evaluation. The task runs only if the verdict of `evaluation` is `release`."""
+        """Add a task that runs the active group again; `evaluation` is the repeated evaluation,
+        whose champion becomes an input of the group. The task runs only if the verdict of
+        `evaluation` is `release`."""
         dag = self.current_scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
@@ -298,7 +301,8 @@ class Pipeline(References):
         self._sort_templates()
 
     def _sort_templates(self) -> None:
-        """Sort the templates: DAGs of blocks, other DAGs, the exit DAG, then all others."""
+        """Sort the templates: first the DAGs of blocks, then other DAGs, the exit DAG and all other
+        templates."""
         dags = [scope.dag.name for scope in self.scopes.values()]
         ranks = {name: rank for rank, name in enumerate(dags)}
         ranks["finish"] = len(dags) + 1
@@ -334,7 +338,6 @@ class Pipeline(References):
 
     def add_exit_tasks(self) -> None:
         """Add the exit tasks: report to MLflow, notify, and delete the training jobs."""
-        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {
             "workflow": "{{workflow.name}}",
             "experiment": self.config.name,
@@ -347,7 +350,9 @@ class Pipeline(References):
             recorded = {
                 name: parameter_tag(name) for name in ("config", "manifest", CACHED, BACKFILL)
             }
-            report.append(step("steps.report", inputs=inputs, **recorded, ledgers=ledgers).name)
+            report.append(
+                step("steps.report", inputs=inputs, **recorded, ledgers=self.ledgers).name
+            )
 
         notify = self.config.notify
         if notify.format != "off":
@@ -364,7 +369,8 @@ class Pipeline(References):
     def add_deletion(
         self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: object
     ) -> Block:
-        """Add a task, by default named `task`, that deletes the object `name` if it exists."""
+        """Add a task that deletes the object `name` if the object exists; the name of the task is
+        `task`, with a suffix if necessary."""
         template = self.deletion_template
         objects = {"kind": kind, "object": quote_word(name)}
         return self.add_task(self.reserve_name("", task), template, objects, options, after)
@@ -386,8 +392,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG
     `main`.
 
-    `options` are fields of Hera's Workflow that override the defaults; its labels and arguments are
-    added to the default ones.
+    `options` are fields of Hera's Workflow that override the defaults; labels and arguments in
+    `options` are added to the default labels and arguments.
     """
     if not hasattr(config, "cluster"):
         refuse(
@@ -419,7 +425,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
                 yield workflow
                 pipeline.connect_plain_tasks()
 
-                # with two such datasets, one could have new data and the other none
+                # only for a single dataset: of two datasets, only one might have new data
                 if len(pipeline.moving_datasets) == 1:
                     require_new_data(pipeline, *pipeline.moving_datasets)
 
@@ -469,8 +475,8 @@ def group(
 def nested_dag(
     name: str, when: Condition | str | None = None, after: Iterable[str] = (), **options: Any
 ) -> Iterator[Block]:
-    """Create the nested DAG of a group, with a name that `Pipeline.name` has reserved; its task
-    runs after the tasks `after`."""
+    """Create the nested DAG of a group, with a name that `Pipeline.reserve_name` has reserved; the
+    task of the DAG runs after the tasks `after`."""
     pipeline = current_pipeline()
     outer = pipeline.current_scope()
     dag = Graph(name=pipeline.template_name(name), **options)

@@ -5,7 +5,8 @@ until the new run itself is recorded.
     cache-claims/releases    {releases/NAME/HASH: the same}, for releases that a run reads
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
-and then reads the claims. Because of this order, the new run or retention notices the other.
+and then reads the claims. Because of this order, at least one of the two sees the change of the
+other.
 """
 
 import time
@@ -33,7 +34,8 @@ THREADS = 8
 
 
 class Claims(RootModel[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]):
-    """The Unix time of the last claim for each RUN/TASK, or for each key of a release."""
+    """The Unix time of the last claim of each RUN/TASK or, in the object `cache-claims/releases`,
+    of each release."""
 
     model_config = ConfigDict(strict=True)
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
@@ -24,9 +24,11 @@ from rekindle.content.hashes import linked_files_below
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE
 
+FILE_PREFIX = "./"  # of a file of the project in a list of modules
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # suffixes in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
+IMAGE_DIGEST = "sha256:"  # start of the identity that is the digest of an image
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names with a version
 
 
@@ -70,12 +72,19 @@ def module_digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, 
     return {name: _sha256(path) for name, path in sorted(imported_files(modules, folders).items())}
 
 
-def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
-    """Return the modules of the project and of Rekindle, such as steps and workloads, that the
-    templates of a workflow name."""
-    text = to_json(manifest["spec"].get("templates") or [])
+def existing_modules(names: Iterable[str], folders: Iterable[str]) -> list[str]:
+    """Return the names that are modules of the project, of editable installations or of
+    Rekindle."""
     roots = [*map(Path, folders), project.REFERENCE]
-    return sorted(name for name in set(DOTTED_NAME.findall(text)) if _find_file(name, roots))
+    return sorted(name for name in names if _find_file(name, roots))
+
+
+def is_installed_module(name: str) -> bool:
+    """Return True for a module of an installed package: the identity contains its version."""
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(name.partition(".")[0])
+        return bool(spec and spec.origin and is_installed(Path(spec.origin)))
+    return False
 
 
 def list_packages() -> list[str]:
@@ -90,10 +99,11 @@ def list_packages() -> list[str]:
 
 def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
     """Return, by module name, the files of `modules` and of all modules that they import directly
-    or indirectly. For a package in `modules`, return all its files."""
+    or indirectly. For a package in `modules`, return all its files. A module that begins with
+    FILE_PREFIX is a file of the project, which Python runs as a program."""
+    modules = list(modules)
     roots = [*map(Path, folders), project.REFERENCE]
-    files: dict[str, Path] = {}
-    pending = list(modules)
+    files = _imported_files(modules, roots)
 
     for name in modules:
         file = _find_file(name, roots)
@@ -105,6 +115,25 @@ def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, 
                 }
             )
 
+    for name in modules:
+        script = _find_script(name, roots)
+        if script:
+            # Python searches the folder of a program first
+            imported = _imported_files(_imports(script, ""), [script.parent, *roots])
+            files[name] = script
+            for module, path in imported.items():
+                # the module of this name in the folder of the program is another one
+                is_same = files.setdefault(module, path) == path
+                files.update({} if is_same else {f"{name}:{module}": path})
+
+    return files
+
+
+def _imported_files(modules: Iterable[str], roots: list[Path]) -> dict[str, Path]:
+    """Return the files of `modules` and of all modules that they import."""
+    files: dict[str, Path] = {}
+    pending = list(modules)
+
     while pending:
         name = pending.pop()
         if name in files or not (file := _find_file(name, roots)):
@@ -115,6 +144,14 @@ def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, 
         pending += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
 
     return files
+
+
+def _find_script(name: str, roots: Iterable[Path]) -> Path | None:
+    """Return the file of the project that a module names which begins with FILE_PREFIX."""
+    if not name.startswith(FILE_PREFIX):
+        return None
+    paths = (root / name.removeprefix(FILE_PREFIX) for root in roots)
+    return next(filter(Path.is_file, paths), None)
 
 
 def _is_package(file: Path) -> bool:
@@ -139,6 +176,9 @@ def _sha256(path: Path) -> str:
 def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
     """Return the file of a module below `roots` or in an editable installation; None for a module
     of an installed package."""
+    if name.startswith(FILE_PREFIX):
+        return None
+
     package, *submodules = name.split(".")
     engine = [folder.parent for folder in ENGINE if folder.name == package]
     groups = [engine] if engine else _in_search_order(package, list(roots))
@@ -194,14 +234,15 @@ def _extends_path(file: Path) -> bool:
 
 def _in_search_order(package: str, roots: list[Path]) -> list[list[Path]]:
     """Return `roots`, which end with the reference project, and the editable installation of a
-    package, in the order in which Python searches them: `project.load` appends the project to
-    `sys.path`.
+    package, in the order in which Python searches them: The project is at the end of `sys.path`,
+    because `project.load` appends it.
 
     Python searches a group only if the groups before it have neither a module nor a folder of that
     name.
     """
     sources = _source_roots(package)
-    # the project extends the shared packages, and is searched first
+    # the packages `steps` and `pipelines` are searched in the project first, because it adds
+    # modules to them
     if package in project.SHARED or not sources:
         return [[*roots, *sources]]
 
@@ -239,11 +280,13 @@ def _source_roots(package: str) -> list[Path]:
                 for location in spec.submodule_search_locations or [spec.origin or "/"]
             ]
             in_project = project.search_path()
+            # a package of Python that is no library, such as `test`
+            library = Path(sysconfig.get_path("stdlib"))
 
             return [
                 folder
                 for folder in folders
-                if not is_installed(folder) and str(folder) not in in_project
+                if not is_installed(folder) and folder != library and str(folder) not in in_project
             ]
 
     return []
@@ -289,15 +332,15 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
             ):
                 yield from _modules_named_in_call(node)
             case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
-                # a module that Rekindle loads by name
+                # the text may be the name of a module that Rekindle loads
                 yield str(node.value)
             case _:
                 pass
 
 
 def _modules_named_in_call(call: ast.Call) -> Iterator[str]:
-    """Yield the module that a call of `import_module` or `__import__` names, if the name is a
-    literal."""
+    """Yield the name of the module that a call of `import_module` or `__import__` imports, if this
+    name is a literal."""
     arguments: dict[str | None, ast.expr] = {
         keyword.arg: keyword.value for keyword in call.keywords
     }

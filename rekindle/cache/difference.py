@@ -45,7 +45,7 @@ class CodeFile(Document):
 def record_code(store: "Store", facts: Facts) -> None:
     """Store the list of files behind the code's identity, unless the identity is the digest of an
     image. Raises StorageError."""
-    if not facts["code"].startswith("sha256:"):
+    if not facts["code"].startswith(code.IMAGE_DIGEST):
         with suppress(Conflict):
             store.put(
                 f"{CODE_FOLDER}{facts['code']}",
@@ -82,7 +82,7 @@ def list_differences(store: "Store", before: Facts, now: Facts) -> list[Differen
 
 def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Difference]:
     identities = str(before.get("code", "")), now["code"]
-    if any(identity.startswith("sha256:") for identity in identities):
+    if any(identity.startswith(code.IMAGE_DIGEST) for identity in identities):
         yield Difference("image", "digest", *identities)
         return
 

@@ -149,8 +149,8 @@ def reason_unfit(entry: Entry, step: Step) -> str:
 
 
 def record_entry(store: "Store", entry: Entry) -> None:
-    """Write an entry, and replace an earlier entry with this key: its artifacts may be damaged.
-    Raises StorageError."""
+    """Write an entry; replace an earlier entry with the same key, because the artifacts of the
+    earlier entry may be damaged. Raises StorageError."""
     store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
 
 
@@ -273,8 +273,8 @@ def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str)
 
 
 class Index:
-    """All entries. Entries whose ETag is unchanged come from the object INDEX_KEY, the others are
-    read in parallel requests.
+    """All entries. The object INDEX_KEY has copies of the entries: an entry with an unchanged ETag
+    is read from this object, the other entries in parallel requests.
 
     Methods raise StorageError.
     """

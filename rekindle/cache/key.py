@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.addresses import format_address
 from argolocal.common.json_text import to_json
 from rekindle.cache import code, loaded
 from rekindle.content.hashes import linked_files_below
@@ -27,6 +28,9 @@ class NotReusable(UnknownKey):
     """The step must not reuse a result for these inputs; the message is the reason."""
 
 
+# schemes of generated data, and of data that an installed package contains: the same URI has always
+# the same data, because the key covers the code
+CONSTANT_SCHEMES = frozenset({"simulate", "sklearn", "python"})
 Facts = dict[str, Any]
 OpenBucket = Callable[[str], "Store"]
 
@@ -48,9 +52,9 @@ def collect_facts(
     """Return everything that the outputs of a step depend on: inputs, code, and the content of the
     data that it reads.
 
-    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code
-    of this process); `runs_here`: True if the step runs on this machine, so that local paths can be
-    read. Raises UnknownKey if some of the data cannot be read.
+    `artifacts`: digests of the input artifacts; `code_identity`: identity of the code (default:
+    computed from the code of this process); `runs_here`: True if the step runs on this machine, so
+    that local paths can be read. Raises UnknownKey if some of the data cannot be read.
     """
     reason = load(module).REUSE.not_reused_if(inputs)
     if reason:
@@ -94,10 +98,10 @@ def modules_of(facts: Facts) -> list[str]:
 
 def reason_not_covered(facts: Facts) -> str:
     """Return why the code in `facts` does not include all files that were loaded since
-    `loaded.watch`; "" if it includes them."""
+    `loaded.record_loaded_files` was called; "" if it includes them."""
     # if the code in `facts` is the digest of the pod's image: the image contains all code of the
     # pod
-    if facts["code"].startswith("sha256:"):
+    if facts["code"].startswith(code.IMAGE_DIGEST):
         return ""
     return loaded.reason_uncovered(modules_of(facts))
 
@@ -108,8 +112,9 @@ def compute_key(facts: Facts) -> str:
 
 
 def data_digest(uri: str, runs_here: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
-    """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://),
-    return the URI itself. Raises UnknownKey."""
+    """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://) and
+    for data of an installed package, return the URI itself. Raises UnknownKey, also for any other
+    scheme: whether its data has changed is unknown."""
     address = parse_s3_address(uri)
     if address:
         objects = find_objects(open_bucket(address.bucket), address.key)
@@ -122,10 +127,10 @@ def data_digest(uri: str, runs_here: bool = True, open_bucket: OpenBucket = _ope
         return hashlib.sha256(to_json(entries).encode()).hexdigest()
 
     scheme = split_address(uri).scheme
-    if scheme in ("http", "https", "ftp"):
-        raise UnknownKey(f"it cannot be verified that {uri} is unchanged")
-    if "://" in uri and scheme != "file":
+    if "://" in uri and scheme in CONSTANT_SCHEMES:
         return uri
+    if "://" in uri and scheme != "file":
+        raise UnknownKey(f"it cannot be verified that {format_address(uri)} is unchanged")
 
     path = Path(uri.removeprefix("file://"))
     if not runs_here:

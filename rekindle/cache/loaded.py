@@ -5,8 +5,8 @@
 
 The files are found in three sources. Python's audit events report the code that Python executes or
 opens as a library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth
-file) imported before `watch`. On Linux, the kernel lists the libraries that other libraries have
-loaded.
+file) imported before `record_loaded_files` was called. On Linux, the kernel lists the libraries
+that other libraries have loaded.
 """
 
 import os
@@ -94,8 +94,8 @@ def reason_uncovered(modules: Iterable[str]) -> str:
 
 
 def _module_files() -> set[str]:
-    """Return the files of the imported modules; an empty set if `watch` was not called, because the
-    process may have imported modules for other purposes."""
+    """Return the files of the imported modules; an empty set if `record_loaded_files` was not
+    called, because the process may have imported modules for other purposes."""
     modules = list(sys.modules.values()) if record_loaded_files.cache_info().currsize else []
     names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
     return {file for name in names if isinstance(name, str) for file in _existing_file(name)}

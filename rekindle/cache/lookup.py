@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common.json_text import to_json
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
+from rekindle import kubernetes_names
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
 from rekindle.cache.key import (
@@ -36,11 +37,11 @@ from rekindle.step import Step, StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# module that `python -m` runs → index of the step's first flag, and name of the step (empty: the
-# argument after the command)
+# module that `python -m` runs → index of the step's first argument that is a flag, and name of the
+# step (empty: the argument before this flag)
 COMMANDS = {
     "rekindle": (4, ""),
-    "rekindle.training.launch.launcher": (2, "steps.train"),
+    **{kind.launcher: (2, kind.step) for kind in kubernetes_names.MEMBER_KINDS},
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
@@ -143,8 +144,8 @@ def look_up(
 def cached_parameter(
     manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True
 ) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, a value with which every
-    task runs."""
+    """Return the value of the workflow parameter CACHED; without `reuse`, the value lets every task
+    run."""
     value = _cached_rows(_parameters(manifest))
     for result in results if reuse else []:
         entry = result.entry
@@ -179,8 +180,8 @@ class CachedRow(Document):
 
 
 def parse_cached(text: str) -> dict[str, Any]:
-    """Return the workflow parameter CACHED as a mapping, whose values are the rows of the tasks and
-    some texts. Raises InvalidDocument."""
+    """Return the workflow parameter CACHED as a mapping; its values are the rows of the tasks (see
+    CachedRow), and texts, such as `yes` for the key REUSE. Raises InvalidDocument."""
     values = parse_object(text, CACHED_SOURCE)
     for name, value in values.items():
         if isinstance(value, dict):
@@ -371,8 +372,8 @@ def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]
 
 
 def replace_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of inputs, each replaced by "" if it contains a template tag and its input
-    has a pattern."""
+    """Return the texts of inputs; replace a text by "" if it contains a template tag and the field
+    of the input requires a pattern."""
     known_texts = dict(texts)
     for name, text in texts.items():
         has_pattern = any(

@@ -4,7 +4,7 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from rekindle.cache.key import (
     reason_not_covered,
 )
 from rekindle.cache.reused_models import REUSED_FROM_OBJECT, copy_reused_models
-from rekindle.errors import DataError, StorageError, say
+from rekindle.errors import DataError, NotFound, StorageError, say
 from rekindle.keys import REUSED_MODELS
 from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_text, write_outputs
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RUN_ID = "run_id"
+# object below RUN/TASK: why the cache key does not cover all files that the step has loaded
+UNCOVERED_OBJECT = "uncovered"
 
 
 def execute(
@@ -62,8 +64,7 @@ def execute(
         except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
 
-    # run the step even if an entry exists: the entry is damaged, or the user does not want the
-    # cache
+    # an entry may exist here: then it is damaged, or the user does not want to reuse it
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
@@ -72,6 +73,8 @@ def execute(
 
     if step_facts and (reason := reason_not_covered(step_facts)):
         say(reason)
+        # scheduled runs read it (steps.prepare)
+        entries.result_or_none(store.put, f"{task}/{UNCOVERED_OBJECT}", reason.encode())
         step_facts = None
 
     artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
@@ -96,6 +99,16 @@ def execute(
 
         entries.result_or_none(entries.record_entry, store, entry)
         entries.result_or_none(record_code, store, step_facts)
+
+
+def reasons_uncovered(store: "Store", run: str, tasks: Iterable[str]) -> dict[str, str]:
+    """Return, for tasks of a run, why the cache key does not cover all files that the step has
+    loaded. Raises StorageError."""
+    reasons: dict[str, str] = {}
+    for task in tasks:
+        with suppress(NotFound):
+            reasons[task] = store.get(f"{run}/{task}/{UNCOVERED_OBJECT}").decode()
+    return reasons
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:

@@ -181,9 +181,10 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
     The command runs `prepare`, one training step, predictions and metrics, and prints the batch,
-    the model, the memory of the training state and the FLOPs of a step. All of the data is used if
-    its first rows cannot be separated from the rest (`first_rows` of the workload's Data), as in a
-    moving window. Exit codes: 0 no error, 2 an error.
+    the model, the memory of the training state and the FLOPs of a step. A training program (the
+    section `program`) is started, killed after a save and started again. If the workload cannot
+    separate the first rows from the rest (its `Data.first_rows` returns None), as for a moving
+    window, the command uses all of the data. Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml
@@ -218,9 +219,10 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool) -> int:
     """Forecast a run: its tasks, time, resources and release.
 
-    The command shows which tasks run and why, which are reused, how long the run takes according to
-    former runs, what its pods request, and which model it may release. Nothing is started or
-    written. Exit codes: 0 every task is cached, 10 a task would run, 2 bad usage or config.
+    The command shows which tasks run and why, which tasks are reused, how long the run takes
+    according to earlier runs, the resource requests of its pods, and which model it may release.
+    Nothing is started or written. Exit codes: 0 every task is cached, 10 a task would run, 2 bad
+    usage or config.
 
     Example:
       rekindle plan configs/demo.yaml --set train.epochs=10

@@ -44,7 +44,7 @@ def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: 
     """Watch a training run survive attacks.
 
     A small model is trained twice: once undisturbed, once while its workers, their launchers and
-    the coordinator are killed, stopped and terminated. Exit codes: 0 the weights of both trainings
+    the coordinator are killed, frozen and terminated. Exit codes: 0 the weights of both trainings
     have the same sha256, 1 they differ, 130 stopped by Ctrl-C.
 
     Example:

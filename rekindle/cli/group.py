@@ -11,6 +11,7 @@ SECTIONS = {
         "run",
         "sweep",
         "resume",
+        "rerun",
         "status",
         "logs",
         "explain",

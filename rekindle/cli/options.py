@@ -93,8 +93,8 @@ def cluster_flag(function: Callable[..., Any]) -> Any:
 
 
 def add_config_key(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error about an unknown option such as `--workers` with a hint at `--set`, if the
-    option is a value of the config."""
+    """Return the error about an unknown option; if the option is a key of the config, such as
+    `--workers`, add a hint at `--set`."""
     command = error.ctx.command if error.ctx else None
     if not (command and any(parameter.name == "sets" for parameter in command.params)):
         return error

@@ -165,7 +165,7 @@ def check_namespace(
     train = loaded.train if loaded else TrainConfig.model_validate({})
     cluster = target.connect(settings.namespace)
     token = bool(loaded and loaded.serve and loaded.serve.token)
+    secrets = loaded.program.secrets if loaded and loaded.program else ()
+    seconds = wait or doctor.PROBE_TIMEOUT_S
 
-    return print_checks(
-        doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S, token), as_json
-    )
+    return print_checks(doctor.check(cluster, settings, train, seconds, token, secrets), as_json)

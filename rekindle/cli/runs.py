@@ -67,7 +67,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
             home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
-        # no notes for manifests that Rekindle has rendered: the user cannot change these manifests
+        # print the notes of `lint` only for the user's own manifests, because the user cannot
+        # change manifests that Rekindle has rendered
         is_foreign = bool(source.manifest)
         pipeline = pipeline_display.create_run(
             home(), workflow, values, manifests.other_objects, notes=is_foreign
@@ -92,6 +93,44 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
         retention.end_of_run(home(), workflow)
 
     return code
+
+
+@command
+@click.argument("name", type=RunNameParam())
+@click.option(
+    "--name", "new_name", type=RunNameParam(), help="Name of the new run (default: a random name)."
+)
+@parameters_option("Workflow parameter to change.")
+@output_option("text", "json")
+@ask_option
+@no_cache_option
+def rerun(
+    name: str,
+    new_name: str | None,
+    parameters: tuple[str, ...],
+    as_json: bool,
+    yes: bool,
+    no_cache: bool,
+) -> int:
+    """Start run NAME again, as a new run on this machine.
+
+    The new run has the manifest and the parameters of NAME, and uses the code of the project as it
+    is now. The run NAME stays as it is; `resume` continues it instead.
+
+    Example:
+      rekindle rerun demo-4k2xp
+      rekindle rerun demo-4k2xp --no-cache
+    """
+    from argolocal.runner import rerun
+    from rekindle.operations import cached_results
+    from rekindle.view import pipeline_display
+
+    with run_output(as_json):
+        manifest = rerun.read_manifest(home(), name, new_name or "")
+        values = cached_results.add_cached(home(), manifest, parse_pairs(parameters), not no_cache)
+        pipeline = pipeline_display.create_run(home(), manifest, values)
+        full_status = not pipeline.is_rekindle
+        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=full_status)
 
 
 @command

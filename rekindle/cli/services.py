@@ -14,16 +14,18 @@ from argolocal.cli.options import (
     NonEmptyName,
     NonEmptyPath,
     RunNameParam,
+    open_option,
     output_option,
+    port_option,
 )
-from argolocal.cli.output import print_result
+from argolocal.cli.output import announce_page, print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, S3_ENDPOINT_URL, STORE_SECRET
+from rekindle.kubernetes_names import CONFIG_MAP, S3_ENDPOINT_URL, STORE_SECRET
 from rekindle.names import ModelName
 
 commands.add_command(copy_for_program(local.trust, "rekindle"))
@@ -70,12 +72,12 @@ def prune(
     """Remove old runs and releases.
 
     The limits come from the section `retention` in the config of the newest run of each pipeline;
-    an option overrides the limit of the same name. Without any limit, five runs of each pipeline
-    are kept on this machine, and all on a cluster. Artifacts, logs, cached results and the record
-    in MLflow are removed with a run. These always stay: the champion, the releases that `rekindle
-    rollback` can go back to, the MLflow runs of all kept releases, running runs, and artifacts that
-    kept runs reuse. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the
-    services.
+    an option overrides the limit of the same name. If no limit is given, the newest five runs of
+    each pipeline are kept on this machine, and all runs on a cluster. Artifacts, logs, cached
+    results and the record in MLflow are removed with a run. These always stay: the champion, the
+    releases that `rekindle rollback` can go back to, the MLflow runs of all kept releases, running
+    runs, and artifacts that kept runs reuse. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and
+    S3_ENDPOINT_URL locate the services.
 
     Example:
       rekindle prune --keep-runs 3
@@ -204,31 +206,61 @@ def rollback(
 
 @command
 @click.argument("name", required=False, type=RunNameParam())
+@port_option
+@open_option
+@click.option("--mlflow", is_flag=True, help="Print the address of MLflow instead.")
 @click.option(
-    "--open/--no-open", "open_browser", default=False, help="Open the address in a browser."
+    "--allow-actions",
+    is_flag=True,
+    help="On a cluster, let the page stop, resume and scale runs, and roll models back.",
 )
-def ui(name: str | None, open_browser: bool) -> None:
-    """Print the address of the MLflow UI, and start MLflow if necessary.
+@cluster_flag
+def ui(
+    name: str | None,
+    port: int | None,
+    open_browser: bool,
+    mlflow: bool,
+    allow_actions: bool,
+    cluster: Cluster | None,
+) -> None:
+    """Serve a page that shows runs and models, until Ctrl-C.
 
-    The page compares all runs in the experiment of the newest run; with NAME, the page shows one
-    run. The address contains the token of the embedded MLflow: do not share it.
+    With NAME, the page starts with one run. The page listens on 127.0.0.1 only. Its address
+    contains a token: do not share it. `--mlflow` prints the address of MLflow, and starts MLflow if
+    necessary: of the experiment of the newest run or, with NAME, of one run.
+
+    On a cluster, the page shows the runs of a namespace with your own rights. It changes nothing
+    without --allow-actions. MLFLOW_TRACKING_URI locates the record of the models, S3_BUCKET and
+    S3_ENDPOINT_URL the logs of deleted pods.
 
     Example:
       rekindle ui
       rekindle ui demo-4k2xp --open
+      rekindle ui demo-4k2xp --mlflow
+      rekindle ui --cluster -n models
     """
-    from rekindle import tracking
-    from rekindle.local.cluster import LocalCluster
 
-    services = LocalCluster(home()).services
-    external_mlflow = os.environ.get(MLFLOW_TRACKING_URI)
-    os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
-    page = tracking.find_page_address(name or "")
-    url = page if external_mlflow else services.login_page(page)
+    def announce(address: str) -> None:
+        announce_page(address, open_browser)
+
+    if cluster:
+        if mlflow:
+            raise click.UsageError("--mlflow is for the MLflow of this machine: omit --cluster.")
+        from rekindle.page import cluster_site
+
+        cluster_site.serve(home(), cluster, name, port, allow_actions, announce)
+        return
+
+    from rekindle.page import site
+
+    if not mlflow:
+        site.serve(home(), name, port, announce)
+        return
+
+    url = site.find_mlflow_page(home(), name or "")
     click.echo(url)
-
     if open_browser:
-        click.launch(services.write_link(url))
+        click.launch(homes.write_link(home(), url))
 
 
 @command

@@ -1,4 +1,4 @@
-"""Load the config or the manifests that a command line names."""
+"""Load the config or the manifests that are given on a command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ class Manifests:
     has_chosen_port: bool = True
 
     def main_for_this_machine(self) -> dict[str, Any]:
-        """Return the manifest. Unless the user has chosen a port, the manifest lets the model
-        server use any free port."""
+        """Return the manifest. If the user has not chosen a port, the returned manifest lets the
+        model server use any free port."""
         if self.has_chosen_port:
             return self.main
 
@@ -69,7 +69,8 @@ class Source:
         from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
         manifest, other_objects = read_files(self.manifest)
-        # check the parameter only in manifests of Rekindle: others may use it in another way
+        # check the scheduled time only for manifests of Rekindle: other manifests may use a
+        # parameter of this name in another way
         if is_rekindle(manifest):
             self.scheduled_time()
 
@@ -96,8 +97,8 @@ class Source:
 
 
 def check_paths(config: Any) -> None:
-    """Raise ConfigError if data.source is wrong. Warn about relative paths, which the steps of the
-    pipeline cannot find."""
+    """Raise ConfigError if data.source does not exist, or pods cannot read it. Warn about relative
+    paths, which the steps of the pipeline cannot find."""
     from rekindle.blocks.manifest.config import relative_paths
 
     config.data.check_source()
@@ -110,7 +111,7 @@ def check_paths(config: Any) -> None:
 
 
 def check_training(config: Any, scheduled_time: str = "") -> None:
-    """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload
+    """Raise ConfigError if `check_paths` does, or if a short rehearsal shows that the workload
     cannot be trained."""
     from rekindle.training.rehearsal import check_trainable
 

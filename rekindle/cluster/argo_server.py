@@ -12,7 +12,13 @@ from typing import Any
 from argolocal.common.environment import require_header_text
 from argolocal.manifest.object_labels import COMPLETED
 from argolocal.manifest.types import Object
-from rekindle.cluster.kubernetes_api import WORKFLOWS, describe_name, parse_object
+from rekindle.cluster.kubernetes_api import (
+    MAX_ANSWER_BYTES,
+    TIMEOUTS_S,
+    WORKFLOWS,
+    describe_name,
+    parse_object,
+)
 from rekindle.cluster.objects.validation import find_fault
 from rekindle.cluster.workflows import has_same_manifest, result_parameters
 from rekindle.errors import (
@@ -32,7 +38,7 @@ class ArgoServer:
     would drop unknown fields."""
 
     def __init__(self, url: str, namespace: str) -> None:
-        from requests import Session
+        from rekindle.content.http_answers import Session
 
         if os.environ.get("ARGO_SECURE", "true").lower() == "false":
             scheme = "http"
@@ -48,7 +54,7 @@ class ArgoServer:
         token = os.environ.get("ARGO_TOKEN", "").strip()
         if token:
             require_header_text(token, "ARGO_TOKEN")
-            self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
+            self.session.set_token(token if " " in token else f"Bearer {token}")
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
@@ -118,6 +124,8 @@ class ArgoServer:
         other errors."""
         from requests import RequestException
 
+        from rekindle.content.http_answers import send
+
         names = [PathName(self.namespace, "the namespace")]
         if name:
             names.append(PathName(name, "the name of a run"))
@@ -126,7 +134,15 @@ class ArgoServer:
         try:
             # `verify` is passed with each request: REQUESTS_CA_BUNDLE would override the `verify`
             # of the session
-            response = self.session.request(method, url, verify=self.verify, **options)
+            response = send(
+                self.session,
+                method,
+                url,
+                max_bytes=MAX_ANSWER_BYTES,
+                timeout=TIMEOUTS_S[1],
+                verify=self.verify,
+                **options,
+            )
             answer = parse_object(response.content)
             if response.ok and answer is not None:
                 return answer

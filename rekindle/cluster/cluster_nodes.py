@@ -109,7 +109,7 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
 
 
 def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return a text for each resource of which the pod needs more than is available.
+    """Return a text for each resource whose available amount is too small for the pod.
 
     A device (a name with "/") that is missing in `available` is unavailable; any other missing
     resource counts as unlimited.

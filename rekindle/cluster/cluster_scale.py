@@ -4,6 +4,7 @@ depend on the number of workers."""
 import re
 from typing import Any
 
+from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.manifest.types import Object
 from rekindle.blocks.presets import read_presets
 from rekindle.errors import ConfigError
@@ -74,7 +75,8 @@ def _pod_spec(obj: Object, *path: str) -> Object:
 
 def _integer_flag(template: Object, flag: str, default: int) -> int:
     matches = (
-        re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or []
+        re.fullmatch(rf"--{flag}=({WHOLE_NUMBER.pattern})", arg)
+        for arg in template["containers"][0].get("args") or []
     )
     return next((int(match[1]) for match in matches if match), default)
 
@@ -82,7 +84,7 @@ def _integer_flag(template: Object, flag: str, default: int) -> int:
 def _workers_per_pod(template: Object, job: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
     number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
-    # 1 worker per pod by default, as the operator's default is "auto"
-    if number.isdigit():
-        return int(number)
+    # otherwise 1 worker per pod: the operator's default is the text "auto"
+    if WHOLE_NUMBER.fullmatch(number):
+        return max(int(number), 1)
     return 1

@@ -136,8 +136,9 @@ PROVIDERS = {
 VALIDATION_REGEX = re.compile(
     r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
 )
+MAX_MESSAGE_CHARS = 10_000  # the patterns of this module search in a part of a longer message
 PERMANENT_CODES = (400, 404, 409, 413, 422)
-# reasons of permanent errors, whatever their HTTP status is
+# messages of errors that are permanent with any HTTP status
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
@@ -146,7 +147,8 @@ def api_error(
 ) -> ApiError:
     """Return the error for a response with HTTP status `code`."""
     status = _parse_status(body)
-    message = _without_regex((status.message or body.decode(errors="replace")[:500]).strip())
+    text = (status.message or body.decode(errors="replace")[:500]).strip()
+    message = _without_regex(text[:MAX_MESSAGE_CHARS])
     facts = _describe_target(path) | {"server": server, "context": context, "namespace": namespace}
 
     if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
@@ -168,7 +170,7 @@ def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mappin
     details = status.details
     if code == 422 and details and details.causes:
         fields = [
-            f"{cause.field or '?'}: {_without_regex(str(cause.message))}"
+            f"{cause.field or '?'}: {_without_regex(str(cause.message)[:MAX_MESSAGE_CHARS])}"
             for cause in details.causes
         ]
         return (
@@ -204,7 +206,8 @@ def _parse_status(body: bytes) -> "KubernetesStatus":
 
 
 def _describe_target(path: str) -> dict[str, str]:
-    """Return the kind and name of the object at an API path, and the provider of the kind.
+    """Return the kind and name of the object at an API path, and the software that provides this
+    kind.
 
     An example of a path is `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp`.
     """

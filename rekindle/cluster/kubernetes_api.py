@@ -27,6 +27,8 @@ from rekindle.names import PathName, show
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
 WATCH_SECONDS = 45  # of one watch request; a dead connection is detected 15 s later
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
+# a page has 200 objects of at most 1.5 MB, which is the limit of etcd
+MAX_ANSWER_BYTES = 512 << 20
 BACKOFF_S = 0.3  # pause before the second retry of a request; it then doubles each time
 CONNECTION_LOST = "BrokenOff"  # `reason` of an incomplete response: a watch retries silently
 STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles
@@ -260,13 +262,29 @@ class Cluster:
     ) -> Object:
         """Send a request, retry it after a temporary error, and return the response. Raises
         ApiError."""
-        data = self._request(method, path, body, query, accept).data or b"{}"
+        data = self._read(self._request(method, path, body, query, accept)) or b"{}"
         answer = parse_object(data)
         if answer is not None:
             return answer
         raise ApiError(
             f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}"
         )
+
+    def _read(self, response: Any) -> bytes:
+        """Return the body of a response. Raises ApiError."""
+        from urllib3.exceptions import HTTPError
+
+        from rekindle.content.http_answers import UnreadableAnswer, read_limited
+
+        try:
+            return read_limited(response, MAX_ANSWER_BYTES)
+        except (HTTPError, OSError, UnreadableAnswer) as error:
+            raise ApiError(
+                f"{self.server} does not answer as a Kubernetes API does ({_cause(error)}): check"
+                " its address."
+            ) from error
+        finally:
+            response.release_conn()
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost
@@ -441,7 +459,7 @@ class Cluster:
             return response
 
         raise api_error(
-            response.status, response.data, path, self.server, self.context, self.namespace
+            response.status, self._read(response), path, self.server, self.context, self.namespace
         )
 
 

@@ -51,8 +51,8 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. Raises ApiError; then the pod does not exist, even if the server had created it
-    and only its response was lost."""
+    """Create a pod. If this function raises ApiError, the pod does not exist, even if the server
+    had created the pod and only the response was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:

@@ -3,7 +3,7 @@
     describe_waiting(cluster, "demo-4k2xp")
     # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota"]
 
-Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
+Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
 """
 
 from argolocal.manifest.types import Object

@@ -1,7 +1,7 @@
-"""Run a module in a pod of the namespace, which reaches the object store as steps do; then delete
-the pod.
+"""Run a module in a pod of the namespace, because pods reach the object store as steps do; then
+delete the pod.
 
-answer = ask(cluster, workflow, Answer, "rekindle.view.explain", ...)
+reports = run_for_result(cluster, workflow, TrainingReports, "rekindle.view.explain", ...)
 """
 
 from argolocal.common.checked_names import show
@@ -23,8 +23,8 @@ def run_module(
     """Run `python -m MODULE ARGS` in the image of the run; return the JSON objects that it prints,
     one per line, as documents of the type `model`.
 
-    Raises ApiError, RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or prints
-    another object.
+    Raises ApiError; raises RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or
+    prints an object of another type.
     """
     image = _image_of(workflow)
     subject = f"the pod of image {image}, which reads the object store,"

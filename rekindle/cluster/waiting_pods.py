@@ -1,10 +1,12 @@
 """Find out why pods of a run do not start: no node has enough resources, an image is missing, a
 quota is used up.
 
-Argo knows only the pods that it has created itself, and shows a step that has applied a job as
-Running. `add_waiting` also reads the pods and events of jobs and servers.
+Argo knows only the pods that it has created itself: a step that has applied a job has the phase
+Running, even while the job's pods wait. `add_waiting` also reads the pods and events of jobs and
+servers.
 
-Sources: Kubernetes 1.34, PodCondition and ContainerStateWaiting; Argo 3.7, NodeStatus.
+Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and NodeStatus of Argo
+3.7.
 """
 
 import re
@@ -27,8 +29,8 @@ ACTIVE_PHASES = ("Pending", "Running")
 
 
 def add_waiting(cluster: Cluster, workflow: Object) -> Object:
-    """Return an active run in which each step with a waiting pod, but no running pod, is Pending;
-    the message of such a step is the reason.
+    """Return a copy of an active run; each step with a waiting pod, but without a running pod, has
+    the phase Pending in this copy, and its message is the reason.
 
     The run is Pending if all of its active steps are. Objects that the user may not read are
     ignored.

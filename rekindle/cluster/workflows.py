@@ -3,8 +3,8 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo has compressed are decompressed; nodes that Argo has
-offloaded to its database are missing.
+A Workflow is a dict, as in its manifest. Nodes that Argo has compressed are decompressed; nodes
+that Argo has offloaded to its database are missing.
 """
 
 import base64
@@ -46,8 +46,9 @@ SHA256_ANNOTATION = "rekindle.dev/manifest-sha256"
 SUBMISSION_ANNOTATION = "rekindle.dev/submission"
 
 # Pause between applying a WorkflowTemplate and its CronWorkflow. Argo's controller reads templates
-# from a cache: if the template is not in the cache yet, the CronWorkflow starts no run until Argo
-# reads it again, minutes later, and its status does not show this.
+# from a cache: if the template is not in the cache yet, the CronWorkflow does not start runs until
+# Argo processes the CronWorkflow again, minutes later. The status of the CronWorkflow does not show
+# this.
 TEMPLATE_DELAY_S = 3.0
 
 
@@ -76,8 +77,9 @@ def build_submission(
 def _without_reference(
     manifest: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return two values: the manifest without its reference to a WorkflowTemplate, which only Argo
-    can resolve, and with all `parameters` declared; and this reference."""
+    """Return the manifest without its reference to a WorkflowTemplate, which only Argo can resolve,
+    and with all `parameters` declared. Also return the removed field `workflowTemplateRef`, or
+    {}."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
 
@@ -372,7 +374,8 @@ def _retry(workflow: Object) -> Object:
         remaining
         | {
             "phase": "Running",
-            # now, because the deadline of the workflow counts from its start
+            # the retry gets a new start time, because the workflow's deadline counts from its start
+            # time
             "startedAt": timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
@@ -428,7 +431,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
         SHA256_ANNOTATION
     )
     if sha256:
-        # the template's hash, which the runs of the schedule also have
+        # this is the hash of the template: the runs that the schedule starts have the same hash
         workflow["metadata"]["annotations"][SHA256_ANNOTATION] = sha256
 
     return workflow
@@ -486,8 +489,8 @@ def apply_object(cluster: Cluster, resource: Resource, manifest: Object) -> Iter
 
 
 def describe_differences(old: object, new: object, path: str) -> Iterator[str]:
-    """Yield each difference as a line such as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; a path
-    contains the name or index of a list item."""
+    """Yield each difference as a line such as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`. In a
+    path, a list item is denoted by its field `name` or, without this field, by its index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from describe_differences(old.get(key), new.get(key), f"{path}.{key}")

@@ -1,1 +1,2 @@
-"""Verification of datasets, weights and releases that were downloaded from the object store."""
+"""Content from outside: datasets, weights and releases that were downloaded from the object store,
+answers by HTTP, and manifests."""

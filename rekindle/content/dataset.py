@@ -68,7 +68,7 @@ def _remove_empty_folders(folder: Path) -> None:
 def list_dataset_files(folder: Path) -> dict[str, Path]:
     """Return the files of a dataset, except the list, by their path relative to `folder`.
 
-    Also what a dataset may not contain, such as empty folders (hashes.list_paths).
+    Also return paths that a dataset may not contain, such as empty folders (hashes.list_paths).
     """
     files = hashes.list_paths(folder)
     files.pop(FILE_LIST, None)

@@ -45,9 +45,9 @@ def linked_files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of the folders linked into it, except folders that this
     process may not list.
 
-    A link to a folder that contains the link is endless, and not followed. Raises ConfigError if
-    more than MAX_VISITS paths lead to one folder: two links in each of 30 folders are a billion
-    paths.
+    A link to a folder that contains the link is not followed, because the path would be endless.
+    Raises ConfigError if more than MAX_VISITS paths lead to one folder: in a chain of 30 folders
+    with two links each to the next folder, a billion paths lead to the last folder.
     """
     yield from _follow_links(folder, frozenset(), Counter())
 

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from argolocal.common.json_text import loads
+from rekindle.content.manifest_types import WorkflowSpec
 from rekindle.documents import Document, InvalidDocument, validate_value
 from rekindle.step import decode_parameter
 
@@ -16,41 +17,6 @@ class _Object(Document):
     model_config = ConfigDict(extra="allow")
 
 
-class Parameter(_Object):
-    name: str
-
-
-class Arguments(_Object):
-    parameters: list[Parameter] | None = None
-
-
-class Task(_Object):
-    name: str
-    arguments: Arguments | None = None
-
-
-class Dag(_Object):
-    tasks: list[Task]
-
-
-class AppliedObject(_Object):
-    manifest: str | None = None
-
-
-class Template(_Object):
-    name: str
-    inputs: Arguments | None = None
-    dag: Dag | None = None
-    steps: list[list[Task]] | None = None
-    resource: AppliedObject | None = None
-
-
-class Spec(_Object):
-    entrypoint: str | None = None
-    arguments: Arguments | None = None
-    templates: list[Template] | None = None
-
-
 class Metadata(_Object):
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
@@ -60,7 +26,7 @@ class Manifest(_Object):
     """The parts of a workflow that the readers of a recorded manifest use."""
 
     metadata: Metadata = Field(default_factory=Metadata)
-    spec: Spec
+    spec: WorkflowSpec
 
 
 def unpack_manifest(parameter: str) -> dict[str, Any]:

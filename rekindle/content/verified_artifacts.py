@@ -10,7 +10,7 @@ from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError
 
 DATASET_INPUT = "dataset"
-# field names by which the JSON files of a model, a dataset and a release are recognized
+# names of the fields that identify the JSON files of a model, a dataset and a release
 MODEL_NAMES = ("sha256", "workload", CHECKSUM)
 DATASET_NAMES = ("rows", "rejected", "facts")
 RELEASE_NAMES = ("model_sha256", "workload", "files")
@@ -37,8 +37,9 @@ def verify_artifact(name: str, path: Path, digest: str) -> None:
 
 
 def _verify_release(path: Path) -> None:
-    """Raise DataError if a file of a release was changed. The files are compared only with
-    release.json, since the key of the release, with its hash, is unknown here."""
+    """Raise DataError if a file of a release was changed. The files are compared with release.json.
+    release.json itself is not verified, since its hash is part of the key of the release, which is
+    unknown here."""
     try:
         record = read_file(FileHashes, path / RELEASE_RECORD, REMEDY)
     except InvalidDocument as error:
@@ -49,8 +50,8 @@ def _verify_release(path: Path) -> None:
 def _has_names(file: Path, names: tuple[str, ...]) -> bool:
     """Return True if a file contains all `names` except at most one.
 
-    A file of another program with the same file name lacks several names; a damaged file may lack
-    one.
+    A file of another program with the same file name lacks several of these fields; a damaged file
+    may lack one.
     """
     try:
         content = file.read_bytes()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from rekindle.content.hashes import compute_sha256s, list_paths
+from argolocal.common.json_text import MAX_BYTES
+from rekindle.content.hashes import compute_sha256s, file_sha256, list_paths
 from rekindle.documents import Sealed, name_field, read_object
 from rekindle.errors import DataError, NotFound
 from rekindle.keys import CURVE, ORIGIN
@@ -43,7 +44,8 @@ Sha256 = Annotated[str, name_field(Digest)]
 class FileHashes(Sealed):
     """The part of release.json with the sha256 of each file.
 
-    `files`: files that the hash in the release's key covers; `described`: files in DESCRIBED_FILES.
+    `files`: files that the hash in the release's key covers; `described`: files in DESCRIBED_FILES,
+    which this hash does not cover.
     """
 
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256]
@@ -78,7 +80,7 @@ def content_hash(hashes: Mapping[str, str]) -> str:
 def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
     """Raise DataError if the hash at the end of a release's key is not the hash of its files.
 
-    `key`: "" for a release that MLflow has downloaded, whose key is unknown.
+    `key` is "" for a release that MLflow has downloaded, because its key is unknown.
     """
     actual = content_hash(hashes)
     recorded = key.rpartition("/")[2]
@@ -89,9 +91,12 @@ def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None
         )
 
 
-def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of some files of a release. Raises NotFound if a file is missing, and
-    DataError if a file was changed."""
+def read_verified(
+    store: "Store", key: str, names: Iterable[str], max_bytes: int | None = MAX_BYTES
+) -> dict[str, bytes]:
+    """Return the content of some files of a release. Raises NotFound if a file is missing,
+    DataError if a file was changed, and InvalidDocument if a file has more than `max_bytes` bytes
+    (None: no limit)."""
     reject_other_folder(key, store.uri(key))
     record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     reject_other_hash(key, record.files, store.uri(key))
@@ -103,7 +108,7 @@ def read_verified(store: "Store", key: str, names: Iterable[str]) -> dict[str, b
         if name not in hashes:
             raise NotFound(f"{store.uri(key)}/{name} is not a file of the release.")
 
-        contents[name] = store.get(f"{key}/{name}")
+        contents[name] = store.get(f"{key}/{name}", max_bytes)
         actual = hashlib.sha256(contents[name]).hexdigest()
         if actual != hashes[name]:
             raise DataError(
@@ -125,6 +130,22 @@ def read_described(store: "Store", key: str, name: str) -> bytes:
     if name in record.described:
         return read_verified(store, key, [name])[name]
     return store.get(f"{key}/{name}")
+
+
+def reject_changed(
+    folder: Path, described: Mapping[str, str], names: Iterable[str], address: str
+) -> None:
+    """Raise DataError if a file in DESCRIBED_FILES of a downloaded release was changed, added or
+    removed.
+
+    `described`: {file: sha256} of release.json; it is empty if an earlier version of Rekindle has
+    written the release.
+    """
+    for name in names:
+        file = folder / name
+        actual = file_sha256(file) if file.exists() else None
+        if described and actual != described.get(name):
+            raise DataError(f"{address.rstrip('/')}/{name} changed since the release. {REMEDY}")
 
 
 def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) -> None:

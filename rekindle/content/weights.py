@@ -1,5 +1,5 @@
 """The description of a trained model, `model.json`, and the verification of its weights,
-`model.safetensors`."""
+`model.safetensors`, or of its result files."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.content import hashes
+from rekindle.content.result_files import REMEDY as REMEDY
+from rekindle.content.result_files import RESULT, verify_result
 from rekindle.documents import MODEL_FILE, InvalidDocument, ModelFile, parse, read_file
 from rekindle.errors import DataError
 
@@ -14,10 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS_FILE = "model.safetensors"
-REMEDY = (
-    "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it"
-    " is a release, release it again."
-)
 
 
 def parse_description(data: bytes | str, address: str) -> ModelFile:
@@ -36,13 +34,24 @@ def read_description(folder: Path) -> ModelFile:
         raise DataError(f"{folder} is not a trained model ({error})") from error
 
 
+def list_model_files(description: ModelFile) -> list[str]:
+    """Return the paths of a model's files in its folder: model.json, and its weights or the files
+    of its result."""
+    if description.files:
+        return [MODEL_FILE, *(f"{RESULT}/{name}" for name in description.files)]
+    return [MODEL_FILE, WEIGHTS_FILE]
+
+
 def verify_weights(folder: Path, address: str = "") -> ModelFile:
-    """Return the description of the model in `folder`. Raises DataError unless the weights have the
-    sha256 in the description.
+    """Return the description of the model in `folder`. Raises DataError unless the weights, or the
+    files of a training program's result, have the sha256 in the description.
 
     `address`: address of the model for messages.
     """
     description = read_description(folder)
+    if description.files:
+        verify_result(folder, description, address or str(folder))
+        return description
 
     file = folder / WEIGHTS_FILE
     if not file.is_file():
@@ -68,8 +77,8 @@ def reject_other_weights(
 ) -> None:
     """Raise DataError unless the weights have the sha256 `expected_sha256`.
 
-    The expected sha256 may be `tensors_sha256`, the result of `weights_sha256`, or the sha256 of
-    the file, which `hash_file` returns: a step with another framework may record the latter.
+    The expected sha256 may be `tensors_sha256` (the result of `weights_sha256`) or the result of
+    `hash_file`: a step with another framework may record the sha256 of the file.
     """
     if tensors_sha256 == expected_sha256:
         return

@@ -135,8 +135,9 @@ def configure(plan: Plan) -> Any:
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
-    """Prepare the dataset unless it exists, and return its key and its digest. The key of the
-    dataset contains the hash of its definition."""
+    """Prepare the dataset unless it exists, and return its key and its digest. The key contains a
+    hash of the workload's name and the config section `data`, so another workload or section gets
+    its own dataset."""
     cluster.services.start("s3")
     store = cluster.store()
 
@@ -254,7 +255,7 @@ def signal_processes(
 
 
 def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]:
-    """Return the pids of a pod that an attack signals."""
+    """Return the pids of the processes of a pod that receive the signal of an attack."""
     if attack.target == "all":
         return training.processes(name)
 

@@ -29,8 +29,8 @@ from rich.text import Text
 from argolocal.common.wording import format_duration, without_escapes
 from argolocal.view.display import is_terminal
 
-# state of a process → its character and style. Of several states in a column, the first one in this
-# order is shown.
+# state of a process → its character and style. If a process had several states during the time of a
+# column of the timeline, the first of them in this order is shown.
 STYLE_OF_STATE = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
@@ -48,8 +48,8 @@ BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 
 @dataclass
 class AttackRecord:
-    """One attack and its consequences. Times are in seconds since the attack, and None until
-    known."""
+    """One attack and its consequences. The fields `..._after_s` are in seconds since the attack,
+    and None until known."""
 
     seconds: float  # time of the attack, in seconds since the training began
     description: str  # description of the attack, such as "SIGKILL worker-1"

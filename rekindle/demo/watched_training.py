@@ -5,8 +5,8 @@
         for _ in training.poll_until_done():
             print(training.step, training.members, training.state("worker-0"))
 
-The sources are the coordinator's log for the groups, shared memory for the newest step of each
-worker, and /proc for the processes.
+The groups of workers are read from the coordinator's log, the newest steps from shared memory and
+the logs, and the processes from /proc.
 """
 
 import re
@@ -37,7 +37,8 @@ OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
 GRACE_S = 0.3  # time for the processes to end when the demo is stopped
 CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes to end
-# maximum difference between the newest steps that are observed for two workers
+# a step counts as repeated if it is older than the newest step by more than this number of steps; a
+# smaller lag is normal between workers
 TOLERATED_LAG = 5
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
@@ -75,7 +76,8 @@ class Training:
 
         self.members: tuple[str, ...] = ()  # names of the workers in the newest group
         self.group_count = 0  # number of groups that the coordinator has published so far
-        # steps that restarted workers restored from a hot snapshot or a durable checkpoint
+        # steps of the snapshots (in shared memory) and checkpoints (in the object store) that
+        # restarted workers have loaded
         self.resumed_steps: list[int] = []
         self.step = 0  # the newest step that any worker has trained
         self.repeated_steps: list[int] = []  # steps that were trained a second time

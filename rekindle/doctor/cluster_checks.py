@@ -21,6 +21,7 @@ from argolocal.manifest.training_jobs import JOB_VERSION
 from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.jobs.train_job import TRAINER_VERSION
 from rekindle.blocks.presets import read_presets
 from rekindle.blocks.settings import ClusterConfig
@@ -37,12 +38,14 @@ from rekindle.kubernetes_names import (
     DOCTOR,
     MLFLOW_TRACKING_URI,
     NAME_LABEL,
+    PROGRAM_SECRET,
     REKINDLE_TOKEN,
     S3_BUCKET,
     S3_ENDPOINT_URL,
     SERVING_SECRET,
     STORE_SECRET,
     TOKEN_SECRET,
+    WORKLOAD,
 )
 from rekindle.training.spec import TrainConfig
 
@@ -108,12 +111,13 @@ def check(
     train: TrainConfig,
     seconds: float = PROBE_TIMEOUT_S,
     token: bool = False,
+    secrets: Sequence[str] = (),
 ) -> list[Check]:
     """Run all checks in order. An error in one check becomes the result of this check; the other
     checks still run.
 
     `seconds`: time limit of the pod, including the time to pull its image. `token`: value of
-    `serve.token`.
+    `serve.token`. `secrets`: value of `program.secrets`.
     """
     results = [_check_api_server(cluster)]
     if not results[0].ok:
@@ -147,6 +151,12 @@ def check(
         command = platform.secret_command(cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN])
         checks["tokens"] = _check_keys(
             cluster, "tokens", SECRETS, TOKEN_SECRET, [REKINDLE_TOKEN], command
+        )
+
+    if secrets:
+        command = platform.secret_command(cluster.namespace, PROGRAM_SECRET, secrets)
+        checks["program secrets"] = _check_keys(
+            cluster, "program secrets", SECRETS, PROGRAM_SECRET, secrets, command
         )
 
     if config.backend == "pytorchjob":
@@ -243,7 +253,7 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         args = [*(container.get("command") or []), *(container.get("args") or [])]
         watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
         watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
-        version = re.search(r":v?(\d+)\.(\d+)", image)
+        version = re.search(r":v?(\d{1,9})\.(\d{1,9})", image)
         is_supported = not version or (int(version[1]), int(version[2])) >= min_version
         sees_namespace = watched_namespace in ("", cluster.namespace)
         detail = f"{image.rpartition('/')[2]} in {own_namespace}"
@@ -328,8 +338,8 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that the ServiceAccount of workflows exists, and has the permissions of a pipeline and
-    a token for Argo's executor."""
+    """Check that the ServiceAccount of workflows exists, that it has the permissions that a
+    pipeline needs, and that a Secret with its token exists for Argo's executor."""
     name = config.service_account
     remedy = RENDER_COMMAND.format(cluster.namespace)
 
@@ -382,7 +392,8 @@ def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
 
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
-    """Check that the model server has keys, and that they differ from the keys of the pipelines."""
+    """Check that the model server has keys of the object store, and that these keys differ from the
+    keys of the pipelines."""
     command = platform.secret_command(cluster.namespace, SERVING_SECRET)
     remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
     (check,) = _check_keys(
@@ -441,8 +452,8 @@ def _check_keys(
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the webhook admits the job of the config, and refuses a job that only the webhook
-    can refuse."""
+    """Check that the webhook admits the job of the config, and refuses a job without its main
+    container, which the API server alone would accept."""
     job = _job(config, train)
     invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
     ok = False
@@ -487,10 +498,11 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config or, if it has a runtime, this runtime, with placeholders for the
-    labels of a workflow."""
+    """Return the job of the config or, for a TrainJob, its TrainingRuntime. The label of a workflow
+    is replaced, because no workflow creates this object."""
     backend = BACKENDS[config.backend]
-    job = (backend.runtime or backend.job)(DOCTOR, train, config, [])
+    commands = member_commands(WORKLOAD, [])
+    job = (backend.runtime or backend.job)(DOCTOR, train, config, commands)
     of_workflow = to_json(pods.WORKFLOW_LABEL)[1:-1]
     name = f'"{NAME_LABEL}": "{DOCTOR}"'
     return json.loads(to_json(job).replace(of_workflow, name))

@@ -4,13 +4,15 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
     print(check)
 """
 
-import json
 from collections.abc import Iterator
+
+from pydantic import ConfigDict, RootModel
 
 from argolocal.manifest.types import Object
 from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
+from rekindle.documents import validate
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR
 
@@ -29,6 +31,12 @@ REMEDIES = {
         " name (MLFLOW_SERVER_ALLOWED_HOSTS) and connections from this namespace."
     ),
 }
+
+
+class Findings(RootModel[dict[str, tuple[bool, str]]]):
+    """The output of rekindle.doctor.probe: whether a target works, and a detail, by target."""
+
+    model_config = ConfigDict(strict=True)
 
 
 def checks_from_pod(
@@ -64,8 +72,8 @@ def _parse_results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]
     """Return the output of rekindle.doctor.probe as checks."""
     lines = read_log(cluster, pod)
 
-    findings = next((line for line in reversed(lines) if line.startswith("{")), "")
-    if not findings:
+    findings = next(filter(None, map(_parse_findings, reversed(lines))), None)
+    if findings is None:
         detail = (
             f"{image} cannot run python -m rekindle.doctor.probe:"
             f" {lines[-1].strip() if lines else 'no output'}"
@@ -77,8 +85,16 @@ def _parse_results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]
             "Rebuild the image with this version: rekindle images build train",
         )
 
-    for target, (ok, detail) in json.loads(findings or "{}").items():
-        yield Check(f"{target} from a pod", ok, detail, REMEDIES[target])
+    for target, (ok, detail) in (findings.root if findings else {}).items():
+        yield Check(f"{target} from a pod", ok, detail, REMEDIES.get(target, ""))
+
+
+def _parse_findings(line: str) -> Findings | None:
+    """Return the results in a line of the probe's output; None for another line."""
+    try:
+        return validate(Findings, line)
+    except ValueError:
+        return None
 
 
 def _image_checks(
@@ -101,7 +117,7 @@ def _image_checks(
         return
 
     for name, image in containers.items():
-        waiting = states[name].get("waiting") or {}
+        waiting = states.get(name, {}).get("waiting") or {}
         cause = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
         if not waiting or waiting.get("reason") in PULL_FAILURE_REASONS:
             remedy = (

@@ -22,6 +22,7 @@ from rekindle.kubernetes_names import (
     CONFIG_MAP,
     NOTIFY_SECRET,
     NOTIFY_URL,
+    PROGRAM_SECRET,
     S3_BUCKET,
     SERVING_SECRET,
     STORE_SECRET,
@@ -81,12 +82,13 @@ class LocalCluster(cluster.LocalCluster):
             ("Secret", STORE_SECRET): lambda: services.credentials() | services.login(),
             ("Secret", SERVING_SECRET): services.credentials,
             ("Secret", NOTIFY_SECRET): lambda: self._webhook() | services.login(),
+            ("Secret", PROGRAM_SECRET): lambda: services.environ,
             ("Secret", TOKEN_SECRET): services.serving_token,
         }
 
     def _webhook(self) -> dict[str, str]:
-        """Return the notification URL: $NOTIFY_URL or, if it is not set, the content of
-        `notify-url` in the home directory."""
+        """Return the content of the Secret with the notification URL: $NOTIFY_URL or, if it is not
+        set, the content of `notify-url` in the home directory; {} without a URL."""
         file = self.home / "notify-url"
         url = self.services.environ.get(NOTIFY_URL) or (
             file.read_text().strip() if file.exists() else ""

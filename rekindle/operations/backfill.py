@@ -153,7 +153,8 @@ def select_executor(
 ) -> Any:
     """Return the function that starts or resumes a missed run.
 
-    Raises ConfigError if the config of the schedule on the cluster differs.
+    Raises ConfigError if the schedule on the cluster was created from another manifest than
+    `manifest`.
     """
     if not cluster:
         return partial(run_here, home, manifest)

@@ -47,7 +47,8 @@ def missed_runs(
     config: Config, manifest_hash: str, first: date, last: date, now: datetime
 ) -> list[MissedRun]:
     """Return the scheduled runs on the days from `first` to `last` (in the schedule's time zone),
-    oldest first. Raises ConfigError if there are none, or if one is in the future."""
+    oldest first. Raises ConfigError if the schedule does not start a run on these days, or if a run
+    is in the future."""
     if first > last:
         raise ConfigError(f"--from is {first}, which is after --to, {last}: exchange the two days.")
 
@@ -73,8 +74,8 @@ def missed_runs(
 
 
 def _gate_result(status: Status) -> str | None:
-    """Return the result of the gate; None if the run has no evaluation, or several with different
-    results."""
+    """Return the result of the gate; None if the run was not evaluated, or if its evaluations have
+    different results."""
     nodes = (status.get("nodes") or {}).values()
     outputs = [
         output for node in nodes for output in (node.get("outputs") or {}).get("parameters") or []

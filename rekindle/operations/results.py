@@ -103,7 +103,7 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     evaluation."""
     try:
         # a step of another program may write NaN
-        numbers = json.loads(values.get("metrics") or "{}")
+        numbers = json.loads(values.get("metrics") or "{}", parse_int=float)
     except (ValueError, RecursionError):
         return {}
 
@@ -112,7 +112,7 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     return {
         name: value if math.isfinite(value) else None
         for name, value in values_by_name
-        if isinstance(value, int | float)
+        if isinstance(value, float)
     }
 
 
@@ -129,8 +129,8 @@ class Release:
 
 
 def releases(status: Status) -> list[Release]:
-    """Return the releases of a run, except releases whose repeated evaluation had another
-    verdict."""
+    """Return the releases of a run, except releases whose last evaluation did not end with the
+    verdict `release`."""
     last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
 
     registered = []

@@ -43,13 +43,14 @@ from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 
-# lifetime of a claim on this machine: more than the time from a look-up in the cache to the start
-# of the run
+# lifetime of a claim (the reservation of a cached result for a new run) on this machine: longer
+# than the time from the look-up in the cache to the start of the run
 CLAIM_S = 7200.0
 # time after its end during which a run of another machine may be resumed
 RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
-PATHS = re.compile(r"[\w.-]+(?:/[\w.-]+)+", re.ASCII)  # texts that may contain RUN/TASK
+# texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
+PATHS = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
 
 
@@ -193,8 +194,8 @@ def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
 
 
 def describe_counts(kept_tasks: Iterable[Collection[str]], releases: int) -> str:
-    """Return the numbers of removed runs and releases in words. `kept_tasks`: the tasks of each run
-    whose artifacts are kept."""
+    """Return the numbers of removed runs and releases in words. `kept_tasks`: for each removed run,
+    the tasks with kept artifacts."""
     partial_removals = [bool(tasks) for tasks in kept_tasks]
     texts = [
         f"{n} {noun}{'s' * (n != 1)}"

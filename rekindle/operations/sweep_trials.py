@@ -39,7 +39,8 @@ Trials = dict[str, Any]
 
 
 class TrialsOfPod(Document):
-    """The Trials that a pod prints."""
+    """The Trials that a pod prints: rows of the trials, used hours, sentences about the trials and
+    rungs that the budget has prevented, and lines of the table."""
 
     trials: list[dict[str, JsonValue]]
     hours: float

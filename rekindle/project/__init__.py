@@ -19,7 +19,8 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.project.folders import REFERENCE
 from rekindle.project.user_exceptions import describe
 
-# environment variable with the folders of the project and further modules, as PYTHONPATH
+# environment variable with the folders of the project and of further modules, in the format of
+# PYTHONPATH
 PATH = "REKINDLE_PATH"
 # packages of a project, which extend the reference project's packages with the same name
 SHARED = ("steps", "pipelines")
@@ -167,7 +168,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     import fails, or the module lacks a required name.
 
     The project is searched last, so its files never shadow a library. Modules that are missing in
-    its `steps` and `pipelines` are imported from the reference project.
+    the project's `steps` and `pipelines` are imported from the reference project.
     """
     # a module that was imported before needs no search for the project
     module = sys.modules.get(str(name)) or _import(name, kind)

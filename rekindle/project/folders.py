@@ -1,4 +1,5 @@
-"""The folders of the packages rekindle and argolocal (the engine) and of the reference project."""
+"""The folders of the packages rekindle and argolocal (`ENGINE`) and of the reference project
+(`REFERENCE`)."""
 
 from pathlib import Path
 

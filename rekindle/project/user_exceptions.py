@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from traceback import FrameSummary
 
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+UNEXPECTED_ARGUMENT = re.compile(r"\b(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
 PATH_ERRORS = (

@@ -5,7 +5,8 @@ or groups of examples.
         lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows], truth[rows]), len(truth)
     )
 
-Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13: the percentile interval.
+The interval is the percentile interval of Efron and Tibshirani, An Introduction to the Bootstrap
+(1993), chapter 13.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +30,9 @@ def paired_bootstrap(
     from draws of rows with replacement.
 
     Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together:
-    use it for dependent rows, such as all of one customer. Draws whose statistic is undefined (it
-    raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half of the draws
-    remain, the interval is NaN.
+    use groups for dependent rows, such as all rows of one customer. Draws whose statistic is
+    undefined (it raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half
+    of the draws remain, the interval is NaN.
     """
     members = _rows_by_group(size, groups)
     generator = np.random.default_rng(seed)

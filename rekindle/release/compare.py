@@ -99,7 +99,8 @@ def compare(
     with the expected predictions.
 
     `independent`: each instance is sent alone, because the instances of a request do not influence
-    each other. Raises DataError, or RekindleError if no server answers.
+    each other. Raises DataError if a server rejects a request or answers without predictions, and
+    RekindleError if the servers do not answer in time.
     """
     comparison = Comparison(tolerance)
     replay = list(replay)

@@ -6,6 +6,7 @@ Inputs are copied to a GPU from pinned memory, while the CPU prepares the next o
 """
 
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
+
+
+def find_torch() -> Any:
+    """Return the module torch if this process has imported it, else None: a model that is not a
+    torch.nn.Module needs no torch."""
+    return sys.modules.get("torch")
+
+
+def use_one_thread() -> None:
+    """Let torch use one thread, as a server does by default, if this process has imported torch:
+    with more threads, small layers are slow on a busy machine."""
+    torch = find_torch()
+    if torch:
+        torch.set_num_threads(1)
 
 
 def pick_device() -> "torch.device":

@@ -15,6 +15,7 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation
 from rekindle.project import user_exceptions
+from rekindle.release import device
 from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.predictor import check_json, open_predictor
 from rekindle.release.release_files import link, list_serving_files, record_predictions
@@ -29,7 +30,8 @@ Column = Sequence[Any] | NDArray[Any]
 
 @dataclass
 class Examples:
-    """The test rows by column: `examples` may return this instead of yielding an Example per row.
+    """The test rows by column: the workload's `examples` may return this object instead of yielding
+    an Example for each row.
 
     A subclass may override `score`, e.g. to score rows that do not fit into single requests, and
     `report`, to extend the report, but no other method.
@@ -83,24 +85,17 @@ class Examples:
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
     def score(self, model: Path, dataset: Path) -> Column:
-        """Return the predictions of a server of `model` for one request per row, in batches of
-        fixed size and order.
+        """Return the predictions that a server of `model` would return for one request per row, in
+        batches of fixed size and order.
 
         `dataset`: directory with dataset.json and state/ of the model's own dataset. Raises
         DataError if the model does not fit the rows.
         """
-        import torch
-
-        # the same number of threads as a server by default: with more, small layers are slow on a
-        # busy machine
-        torch.set_num_threads(1)
-
         with create_serving_folder(model, dataset) as release:
             predictor = open_predictor(release, self.max_batch)
+            device.use_one_thread()
             self.numerics = getattr(predictor, "numerics", "")
-            self._requests = self._requests or [
-                self._request(predictor.Request, row) for row in range(len(self))
-            ]
+            self._requests = self._requests or parse_instances(self, predictor.Request)
             parts = split_into_batches(self._requests, self.max_batch)
             answers = (answer for requests in parts for answer in predictor.predict(requests))
 
@@ -113,9 +108,9 @@ class Examples:
         """Write the report of the evaluation into `out`, and return the evaluation, which may be
         extended.
 
-        The report must contain requests for `verify` (`record_predictions`), and histograms of the
-        candidate's predictions and instances for the comparison with its servers
-        (`record_reference`).
+        The report must contain requests for `verify`, which `record_predictions` writes, and
+        histograms of the candidate's predictions and instances for the comparison with its servers,
+        which `record_reference` writes.
         """
         rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))
         candidate = predictions["candidate"]
@@ -133,15 +128,21 @@ class Examples:
 
         return evaluation
 
-    def _request(self, kind: type[BaseModel], row: int) -> Any:
-        try:
-            body = to_json({"instances": [self.instances[row]]}).encode()
-        except (TypeError, ValueError) as error:
-            raise _invalid_row(row, f"{error}.".replace("instances[0].", "")) from error
-        try:
-            return parse(kind, body)
-        except DataError as error:
-            raise _invalid_row(row, " ".join(error.lines).replace("instances[0].", "")) from error
+
+def parse_instances(examples: Examples, kind: type[BaseModel]) -> list[Any]:
+    """Return one request of the type `kind` per test row. Raises DataError for an invalid row."""
+    return [_make_request(kind, row, examples.instances[row]) for row in range(len(examples))]
+
+
+def _make_request(kind: type[BaseModel], row: int, instance: Any) -> Any:
+    try:
+        body = to_json({"instances": [instance]}).encode()
+    except (TypeError, ValueError) as error:
+        raise _invalid_row(row, f"{error}.".replace("instances[0].", "")) from error
+    try:
+        return parse(kind, body)
+    except DataError as error:
+        raise _invalid_row(row, " ".join(error.lines).replace("instances[0].", "")) from error
 
 
 def _invalid_row(row: int, reason: str) -> DataError:

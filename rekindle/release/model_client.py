@@ -54,7 +54,8 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`. The server does not count this client's instances.
+    """Client of the model `name` at `endpoint`. The server does not count this client's instances
+    as instances of users.
 
     Accepts only answers from servers of the weights `sha256`, and retries until `deadline` (by the
     monotonic clock).
@@ -81,8 +82,9 @@ class ModelClient:
         return self._send(f"{self.path}/example")
 
     def predict(self, request: dict[str, Any]) -> list[Any]:
-        """Return the predictions, one per instance. Raises RequestTooLarge, DataError, or
-        RekindleError after the deadline."""
+        """Return the predictions, one per instance. Raises RequestTooLarge or another DataError if
+        the server rejects the request or answers without predictions, and RekindleError after the
+        deadline."""
         answer = self._send(f"{self.path}:predict", to_json(request).encode())
         predictions = answer.get("predictions")
         if not isinstance(predictions, list):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 
 from argolocal.common.json_text import loads
 from rekindle import tracking
+from rekindle.cache import code
 from rekindle.content.verified_release import RELEASE_RECORD, read_described
 from rekindle.content.weights import read_description
 from rekindle.documents import Document, ModelFile, parse, validate
@@ -93,13 +94,21 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
 
 def _check_modules(modules: list[str]) -> list[str]:
     for name in modules:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{show(name)} is not the dotted name of a module, such as a.b")
+        parts = name.removeprefix(code.FILE_PREFIX).split("/")
+        is_file = name.startswith(code.FILE_PREFIX) and not {"", ".", ".."} & set(parts)
+        if not is_file and not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(
+                f"{show(name)} is neither the dotted name of a module, such as a.b, nor a file,"
+                " such as ./a/b.py"
+            )
     return modules
 
 
 class RunFile(Document):
-    """origin.json: the run that trained and released a model."""
+    """origin.json: the run that trained and released a model. `packages`: names with versions, such
+    as torch-2.8.0; `modules`: the modules that its templates name, such as steps and workloads,
+    and the files of its commands, such as ./train.py; `code`: name of a module → digest of its
+    code."""
 
     parameters: Annotated[dict[str, str], AfterValidator(_check_parameters)]
     manifest: Annotated[Object, AfterValidator(_check_manifest)]
@@ -132,6 +141,11 @@ class Origin:
     run: RunFile
     curve: Curve
     run_id: str = ""  # MLflow run of the workflow
+
+    @property
+    def is_of_program(self) -> bool:
+        """True if a program trained the model, and not Rekindle."""
+        return bool(self.model.files)
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -11,16 +11,19 @@ instances, so a prediction has the same bits in all of these places.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from argolocal.common.json_text import describe_not_finite, to_json
 from rekindle import families
+from rekindle.content.result_files import result_path
 from rekindle.content.weights import WEIGHTS_FILE, read_description
 from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
+from rekindle.release import device
 from rekindle.release.release_files import EXAMPLE, read_serving_code, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
@@ -31,7 +34,7 @@ def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
     """Return the predictor that the workload defines, or one that calls its `predict`. Raises
     DataError.
 
-    `max_batch`: maximum number of instances per call of `predict` (0: that of the evaluation of the
+    `max_batch`: maximum number of instances per call of `predict` (0: as in the evaluation of the
     release).
     """
     description = read_description(release)
@@ -50,19 +53,22 @@ def find_warning(predictor: Predictor, request: object) -> str:
 
 
 class InstancePredictor:
-    """Calls the workload's `predict` with the released weights and up to `max_batch` instances at a
+    """Calls the workload's `predict` with the released model and up to `max_batch` instances at a
     time."""
 
     def __init__(self, release: Path, description: ModelFile, max_batch: int) -> None:
-        from rekindle.release.device import describe_numerics, move_model, pick_device
-
         self.workload: Any = load(description.workload)
-        instances: Any = list[self.workload.Instance]
-        self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
+        self.Request = make_request_model(self.workload)
         self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
-        device = pick_device()
-        self.model = move_model(open_model(self.workload, release, description, self.facts), device)
-        self.numerics = describe_numerics(device)
+        self.model = open_model(self.workload, release, description, self.facts)
+        self.device = place_model(self.model)
+
+    @property
+    def numerics(self) -> str:
+        """device.describe_numerics, or "" for a model that is not a torch.nn.Module."""
+        if self.device is None:
+            return ""
+        return device.describe_numerics(self.device)
 
     def example(self) -> dict[str, Any]:
         """Return the example request of the release, with one test row. Raises DataError if the
@@ -84,16 +90,21 @@ class InstancePredictor:
         return [[next(predictions) for _ in request.instances] for request in requests]
 
 
+def make_request_model(workload: Any) -> type[BaseModel]:
+    """Return the pydantic model of a request: a list `instances` of the workload's Instance."""
+    instances: Any = list[workload.Instance]
+    return create_model("Request", instances=(instances, Field(min_length=1)))
+
+
 def predict(
     workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
 ) -> list[Any]:
     """Call the workload's `predict` with up to `max_batch` instances at a time. Raises CodeError
     unless it returns a list with one prediction per instance."""
-    import torch
-
+    torch = device.find_torch()
     predictions = []
 
-    with torch.inference_mode():
+    with torch.inference_mode() if torch else nullcontext():
         for start in range(0, len(instances), max_batch):
             batch = list(instances[start : start + max_batch])
             result = workload.predict(model, batch, facts)
@@ -149,8 +160,10 @@ def read_evaluated_batch(release: Path) -> int:
 
 
 def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Load the trained model in `folder` and set it to eval mode. Raises DataError if its files do
-    not fit the workload."""
+    """Load the trained model in `folder`. Raises DataError if its files do not fit the workload."""
+    if description.files:
+        return load_result(workload, folder, description, facts)
+
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -168,7 +181,34 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
     except RuntimeError as error:
         raise _mismatch(folder, description, error) from error
 
-    return model.eval()
+    return model
+
+
+def load_result(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
+    """Return the model that the workload's `load` makes of the result of a program. Raises
+    DataError if the workload does not define `load`."""
+    load_model = getattr(workload, "load", None)
+    if load_model is None:
+        raise DataError(
+            f"{folder} is the result of a program, but {description.workload} does not define"
+            " load(path, facts): define it, or train again."
+        )
+    return load_model(result_path(folder, description), facts)
+
+
+def place_model(model: Any) -> Any:
+    """Set a torch.nn.Module to eval mode, and move it to the GPU if the process has one; return its
+    device. Return None for another model, which stays as it is."""
+    torch = device.find_torch()
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return None
+
+    model.eval()
+    target = device.pick_device()
+    # a model on another device was placed by `load`, for example on several GPUs
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        device.move_model(model, target)
+    return target
 
 
 def _mismatch(folder: Path, description: ModelFile, error: Exception) -> DataError:

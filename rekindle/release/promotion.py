@@ -1,9 +1,9 @@
 """Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
-MLflow cannot make the move of an alias conditional. So a promotion first writes
-`releases/NAME/promotion.json` with a condition: a version is rejected if the champion that it was
-compared with has been replaced. A rollback is recorded in the same file from its start to its end,
-so that the next command finishes an interrupted rollback.
+MLflow cannot move an alias under a condition. So a promotion first writes
+`releases/NAME/promotion.json`, and this write is conditional: the version is rejected if the
+champion in its evaluation has been replaced. A rollback is recorded in the same file from its start
+to its end, so that the next command finishes an interrupted rollback.
 """
 
 import re
@@ -89,7 +89,8 @@ def promote(
 
     Returns the Deployment of the previous champion, or "" if it is the same. `run_id`: MLflow run
     that promotes the version. Raises ChampionChanged. A repeated call changes nothing, even after a
-    later promotion. A promotion cancels a rollback that is not decided yet.
+    later promotion. A promotion cancels a rollback until the rollback is `decided`, which means
+    that its version is becoming the champion.
     """
     key = _promotion_key(name)
     deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -154,9 +155,9 @@ def is_superseded(
 
 
 def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool:
-    """Return True if one run made the last promotion of a model.
+    """Return True if the run with these names made the last promotion of a model.
 
-    `run_names`: the names of this run: its id in MLflow, and EXPERIMENT/WORKFLOW.
+    `run_names`: the names of the run: its id in MLflow, and EXPERIMENT/WORKFLOW.
     """
     return _read_promotion(store, _promotion_key(name))[0].get("run_id", "") in run_names
 
@@ -253,16 +254,17 @@ def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: b
 def list_expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
     """Return the Deployments to delete: of the releases before `version`, except the newest `keep`.
 
-    `previous`: Deployment of the previous champion, which is deleted, too, if the same version has
-    a new Deployment.
+    `previous_deployment`: Deployment of the previous champion; it is deleted, too, if the same
+    version has a new Deployment.
     """
     releases = tracking.promoted_releases(name)
     return _replaced_releases(releases, previous) + _expired_releases(releases, version, keep)
 
 
 def list_running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
-    """Return the Deployments that may have pods: those of `version`, of the other releases that are
-    not expired, and `previous` if it was replaced."""
+    """Return the Deployments that may have pods: the Deployment of `version`, the Deployments of
+    other releases that are not expired, and `previous_deployment` if its version has a new
+    Deployment."""
     releases = tracking.promoted_releases(name)
     return _replaced_releases(releases, previous) + _retained_releases(releases, version, keep)
 
@@ -358,7 +360,7 @@ def _read_finished(
     """Read promotion.json. If the file contains an unfinished promotion, first finish this
     promotion, also in MLflow.
 
-    A promotion of `version` is finished at once, that of another version after `deadline`.
+    A promotion of `version` is finished at once, a promotion of another version after `deadline`.
     """
     key = _promotion_key(name)
     if deadline is None:

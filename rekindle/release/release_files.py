@@ -1,18 +1,21 @@
 """The files of a release in the object store.
 
-`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors,
-model.json, workload.json (digest of the serving code, maximum size of a batch), dataset.json,
-dataset.files.json, state/ (the serving state), example.json (a request with the first test row of
-the report), MLmodel with its examples (rekindle/release/pyfunc/). HASH is a hash of the names and
-contents of these files, so the same release always has the same prefix. release.json, which is
-written last, contains the sha256 of each file.
+`releases/NAME/HASH/` contains the files that a server or MLflow loads: model.safetensors (or
+result/, the files of a training program's result), model.json, workload.json (digest of the serving
+code, maximum size of a batch), dataset.json, dataset.files.json, state/ (the serving state),
+example.json (a request with the first test row of the report), MLmodel with its examples
+(rekindle/release/pyfunc/). HASH is a hash of the names and contents of these files, so the same
+release always has the same prefix. release.json, which is written last, contains the sha256 of each
+file.
 
-The files in DESCRIBING are not loaded and not part of HASH: verdict.json, which a promotion
-replaces, reference.json (histograms of the test rows), origin.json and curve.json
-(rekindle/release/origin.py). release.json contains the sha256 of the last three, and of its fields.
+Other files are not loaded and not part of HASH: verdict.json, which a promotion replaces,
+reference.json (histograms of the test rows), origin.json and curve.json
+(rekindle/release/origin.py). release.json contains the sha256 of reference.json, origin.json and
+curve.json, and a checksum of its own fields.
 """
 
 import gzip
+import hashlib
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,6 +26,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, JsonValue
 
 from argolocal.common.json_text import MAX_BYTES, to_json
+from rekindle import project
+from rekindle.cache import code
 from rekindle.content.dataset import FILE_LIST
 from rekindle.content.dataset_record import DATASET
 from rekindle.content.hashes import file_sha256
@@ -40,7 +45,7 @@ from rekindle.content.verified_release import (
     reject_other_folder,
     reject_other_hash,
 )
-from rekindle.content.weights import WEIGHTS_FILE, parse_description, read_description
+from rekindle.content.weights import list_model_files, parse_description, read_description
 from rekindle.documents import (
     MODEL_FILE,
     Document,
@@ -55,11 +60,11 @@ from rekindle.documents import (
 from rekindle.errors import Conflict, DataError, in_one_line
 from rekindle.keys import CURVE
 from rekindle.names import ArtifactKey, ModelName, Version
+from rekindle.project.folders import ENGINE
 from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
-MODEL = (WEIGHTS_FILE, MODEL_FILE)
 EXAMPLE = "example.json"
 CODE = "workload.json"
 # file in the report; each line is one request of some test rows: {"request": ..., "predictions":
@@ -90,7 +95,8 @@ class Record(FileHashes):
 
 
 class ServingCode(Document):
-    """workload.json: identity and settings of the code that computes predictions."""
+    """workload.json: module name and sha256 of the code that computes predictions, and the batch
+    size and number of rows of the evaluation."""
 
     workload: str = ""
     sha256: str = ""  # sha256 of the code
@@ -160,14 +166,14 @@ def collect_files(folder: Path, model: Path, dataset: Path, report: Path) -> dic
 
     name = read_description(model).workload
     verdict = read_verdict(report)
-    code = {
+    serving_code = {
         "workload": name,
         "sha256": compute_code_digest(load(name)),
         "max_batch": verdict.max_batch,
         "rows": verdict.rows,
     }
 
-    (folder / CODE).write_text(to_json(code))
+    (folder / CODE).write_text(to_json(serving_code))
 
     return {
         key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]
@@ -205,7 +211,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
-    """Upload a folder that `collect` has filled, and return the key prefix of the release."""
+    """Upload a folder that `collect_files` has filled, and return the key prefix of the release."""
     prefix = f"releases/{name}/{content_hash(hashes)}/"
     store.upload(folder, prefix)
     return prefix
@@ -295,10 +301,8 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     try:
         reject_other_folder(prefix, store.uri(prefix))
         store.download(prefix.rstrip("/") + "/", folder)
-        for file in (*MODEL, DATASET, VERDICT, RELEASE_RECORD):
-            if not (folder / file).exists():
-                raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
-
+        _require_files(store, prefix, folder, [MODEL_FILE, DATASET, VERDICT, RELEASE_RECORD])
+        _require_files(store, prefix, folder, list_model_files(read_description(folder)))
         verify_release(folder, prefix, store.uri(prefix))
     except (NotFound, DataError) as error:
         kind = type(error)
@@ -309,6 +313,13 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
         ) from error
 
     return folder
+
+
+def _require_files(store: Store, prefix: str, folder: Path, names: Iterable[str]) -> None:
+    """Raise NotFound if a file of the release in `folder` is missing."""
+    for name in names:
+        if not (folder / name).exists():
+            raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{name} does not exist.")
 
 
 def record_predictions(
@@ -329,7 +340,8 @@ def record_predictions(
 def list_serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Return {key below the release's prefix: file} for all files that affect predictions. Raises
     DataError."""
-    files = {name: model / name for name in MODEL} | {DATASET: dataset / DATASET}
+    files = {name: model / name for name in list_model_files(read_description(model))}
+    files[DATASET] = dataset / DATASET
     files.update({FILE_LIST: dataset / FILE_LIST} if (dataset / FILE_LIST).exists() else {})
 
     files.update(
@@ -384,7 +396,24 @@ def read_prediction_lines(report: Path) -> Iterator[PredictionLine]:
 
 
 def compute_code_digest(workload: Any) -> str:
-    """Return the sha256 over the Python files of a workload: of its module, or of its package."""
-    file = Path(workload.__file__)
-    package = file.name == "__init__.py"
-    return digest_files(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)
+    """Return the sha256 over the code that computes a workload's predictions: its module and all
+    modules of the project that it imports, also C extensions, and all files of its package.
+
+    The code of Rekindle, which the servers' image determines, is not included.
+    """
+    digests = code.module_digests([workload.__name__], project.search_path())
+    packages = tuple(folder.name for folder in ENGINE)
+    own_digests = {
+        name: digest
+        for name, digest in digests.items()
+        if name.partition(".")[0].partition("/")[0] not in packages
+    }
+    # the module of an installed package is not one of the project
+    own_digests.setdefault(workload.__name__, _digest_own_files(Path(workload.__file__ or "")))
+    return hashlib.sha256(to_json(own_digests).encode()).hexdigest()
+
+
+def _digest_own_files(file: Path) -> str:
+    """Return the sha256 over a module or, for the module of a package, over its Python files."""
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return digest_files(files, file.parent)

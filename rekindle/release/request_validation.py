@@ -64,8 +64,8 @@ def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
 
 
 def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
-    """Return the schema with a stop at the first error. `alternative`: True inside a union, where
-    an unknown key only excludes an alternative and must not stop the validation."""
+    """Return a schema whose validation stops at the first error. `alternative`: True inside a
+    union, where an unknown key only excludes an alternative and must not stop the validation."""
     if isinstance(schema, list):
         return [add_fail_fast(inner, alternative) for inner in schema]
     if not isinstance(schema, dict):

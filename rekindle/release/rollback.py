@@ -19,11 +19,14 @@ from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
 from rekindle.names import show
 from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChanged, Rollback
+from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 
 AUTOSCALER = "HorizontalPodAutoscaler"
 # annotation of a Deployment: id of the rollback command that started its pods
 STARTED_ANNOTATION = "rekindle.dev/started"
+# number of attempts to change a Deployment that other clients change at the same time
+CHANGE_ATTEMPTS = 20
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
 
@@ -131,15 +134,24 @@ def roll_back(
 def _map_deployments(objects: KubernetesObjects, model: str) -> dict[str, Object]:
     """Return the Deployments of the promoted releases by version.
 
-    The Deployment of a canary, or of a release before its promotion, is left out.
+    The Deployment of a canary, or of a release before its promotion, is left out; so is a
+    Deployment whose annotation names another version than MLflow, which other clients can change.
     """
-    deployments = {obj["metadata"]["name"]: obj for obj in objects.deployments(model)}
+    deployments = {
+        (obj["metadata"]["name"], _version_of(obj)): obj for obj in objects.deployments(model)
+    }
     promoted_releases = tracking.promoted_releases(model)
     return {
-        r.version: deployments[r.deployment]
+        r.version: deployments[r.deployment, r.version]
         for r in promoted_releases
-        if r.deployment in deployments
+        if (r.deployment, r.version) in deployments
     }
+
+
+def _version_of(deployment: Object) -> str:
+    """Return the version that a Deployment serves, from the annotation that its release has set; ""
+    if it is missing."""
+    return (deployment["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
 
 
 def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
@@ -271,9 +283,9 @@ def _list_traffic_changes(objects: KubernetesObjects, model: str, deployment: st
 
 def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) -> None:
     """Direct the traffic to the version of the rollback. Raises ChampionChanged if another version
-    is the champion.
+    is the champion, RekindleError if other clients change the Service all the time.
     """
-    while True:
+    for _ in range(CHANGE_ATTEMPTS):
         service = objects.find("Service", model) or {"metadata": {}}
         # checked after reading the Service, so that the patch fails if another command changes the
         # Service later
@@ -290,13 +302,15 @@ def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) 
         except Conflict:
             continue
 
+    raise _unchangeable("Service", model)
+
 
 def _stop_pods(
     objects: KubernetesObjects, model: str, rollback: Rollback, deployments: list[str]
 ) -> None:
     """Stop the pods of these Deployments. Raises ChampionChanged if the version of the rollback is
-    no longer the champion."""
-    while True:
+    no longer the champion, RekindleError if other clients change them all the time."""
+    for _ in range(CHANGE_ATTEMPTS):
         running_deployments = [
             obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)
         ]
@@ -312,6 +326,15 @@ def _stop_pods(
         with suppress(Conflict):
             for obj in running_deployments:
                 _scale_deployment(objects, obj, 0)
+
+    raise _unchangeable("Deployments", model)
+
+
+def _unchangeable(kind: str, model: str) -> RekindleError:
+    return RekindleError(
+        f"the {kind} of {model} could not be changed in {CHANGE_ATTEMPTS} attempts, because another"
+        " client changes it at the same time: run this command again."
+    )
 
 
 def _check_champion(model: str, rollback: Rollback) -> None:
@@ -347,7 +370,11 @@ def _cancel_rollback(
             return unfinished_message
 
         outcome = "its Deployment has been deleted"
-        while deployment := objects.find("Deployment", rollback.deployment):
+        for _ in range(CHANGE_ATTEMPTS):
+            deployment = objects.find("Deployment", rollback.deployment)
+            if not deployment:
+                break
+
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
             # another command needs the pods
@@ -361,6 +388,8 @@ def _cancel_rollback(
                 _scale_deployment(objects, deployment, rollback.replicas)
                 outcome = f"its Deployment has {rollback.replicas} pods, as before"
                 break
+        else:
+            outcome = "its pods keep running: each change of its Deployment was a conflict"
     except RekindleError:
         return unfinished_message
 

@@ -1,8 +1,9 @@
 """The connections of the server: deadlines and limits for requests, a maximum number of
 connections, and graceful shutdown.
 
-A connection that waits for its client is in one of three groups: unfinished, idle or unread. Each
-group is ordered by age, so that the server quickly finds the connections to close.
+A connection that waits for its client is in one of three groups: `unfinished` (a request is
+arriving), `idle` (between two requests) or `unread` (the client has not received an answer yet).
+Each group is ordered by age, so that the server quickly finds the connections to close.
 """
 
 import asyncio
@@ -40,8 +41,8 @@ MAX_PIPELINED = 100
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection. The group of the connection tells for which action of
-    its client it waits."""
+    """uvicorn's protocol for one connection. The group of the connection (see above) shows for
+    which action of the client the connection waits."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -132,8 +133,8 @@ class Connection(HttpToolsProtocol):
             super().shutdown()  # the answer says `Connection: close`
 
     def head_without_upgrade(self) -> bytes:
-        """Return the head of the request without its `Upgrade` header, with which the parser would
-        skip the body."""
+        """Return the head of the request without its `Upgrade` header, because this header would
+        make the parser skip the body."""
         lines = [
             b"%b %b HTTP/%b"
             % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -156,7 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # not for the second parse of the same head, without its Upgrade header
+        # the second parse of the same head, without its Upgrade header, does not change the time
         if self.arriving_part != "head":
             self.start_time = self.loop.time()
         self.arriving_part = "head"
@@ -212,8 +213,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def shutdown(self) -> None:
-        """Close the connection after the current request. An idle connection is closed only if the
-        registry closes idle connections."""
+        """Close the connection after the current request. An idle connection is closed only if
+        `registry.closing_idle` is True."""
         if self.is_busy:
             super().shutdown()
         elif self.registry.closing_idle:
@@ -242,7 +243,7 @@ class Connection(HttpToolsProtocol):
         ):
             return self.finish()
 
-        # not if the request has already been answered before its body arrived
+        # a request that was answered before its body arrived does not get a second answer
         if self.is_busy or self.arriving_part != "body":
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             body = to_json({"error": reason}).encode()
@@ -303,8 +304,8 @@ class Connections:
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
-        """Close a connection to make room for `newcomer`. `urgent`: close one even if a request has
-        just arrived on it."""
+        """Close a connection to make room for `newcomer`. `urgent`: also close a connection whose
+        socket has unread data, such as a request."""
         oldest = [
             pair
             for group in (self.unfinished, self.idle)

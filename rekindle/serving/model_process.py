@@ -174,7 +174,7 @@ def answer_batch(
     """Answer the requests with these bodies. `replays`: indices of the requests that are not
     counted.
 
-    The model predicts them together, but a request that fails does not affect the others.
+    The model predicts the requests together, but a request that fails does not affect the others.
     """
     results: list[Any] = [parse_request(predictor, body, max_instances) for body in bodies]
     valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]

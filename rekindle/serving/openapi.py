@@ -32,7 +32,7 @@ IDENTITY_HEADERS = {
 
 
 def make_schemas(request: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schemas of a request (named Request) and its parts by name."""
+    """Return {name: JSON schema} for a request, with the name Request, and for the models in it."""
     schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
     return schema.pop("$defs", {}) | {"Request": schema}
 

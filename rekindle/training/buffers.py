@@ -41,8 +41,9 @@ class Segment:
         return self.values.numel() * (1 if self.values.dtype == torch.float32 else 2)
 
     def compute_change(self) -> Tensor:
-        """Return the changes as float32, to be summed over the virtual workers. Integer changes are
-        followed by their squares, which show if all changes are equal."""
+        """Return the changes as float32, to be summed over the virtual workers. For integer
+        buffers, the squares of the changes follow the changes: their sum shows if the changes of
+        all virtual workers are equal."""
         # compare the bits, because the difference inf - inf is NaN
         if self.values.dtype == torch.float32:
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)

@@ -57,7 +57,7 @@ def model_section(spec: TrainingSpec, workload: Workload) -> Any:
 
 
 def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> nn.Module:
-    """Return a new model with the initial weights of train.seed. Raises ConfigError."""
+    """Return a new model; its initial weights depend on train.seed. Raises ConfigError."""
     section = model_section(spec, workload)
     torch.manual_seed(mix_seed(spec.seed, 0, 0))
     model = families.build(workload, spec.family, section, facts)

@@ -27,7 +27,7 @@ def fetch_dataset(store: Store, prefix: str, digest: str) -> Path:
     """Return the local copy of the dataset below `prefix`.
 
     Each node verifies the files once, and again if their modification times change. A damaged copy
-    is downloaded again. Raises DataError if the dataset is missing or has another digest.
+    is downloaded again. Raises DataError if the dataset is missing or does not have this digest.
     """
     if not Digest.matches(digest):
         raise ConfigError(
@@ -85,8 +85,9 @@ def _record_verified(folder: Path, digest: str) -> None:
 
 
 def _verified_stamp_file(digest: str) -> Path:
-    """Return the file with the stamp of the verified copy. The file is stored on this node only,
-    because other nodes may share the copy of the dataset."""
+    """Return the file that stores a hash of the sizes and times of the copy's files at its last
+    verification (`_compute_stamp`). The file is stored on this node only: if several nodes share
+    the copy, each of them must verify it."""
     return own_folder() / "verified" / digest
 
 
@@ -118,8 +119,8 @@ def _download(store: Store, prefix: str, target: Path) -> None:
 
 
 class LoaderState:
-    """The state of a workload's dataset that defines `state_dict`; the state is JSON, and is equal
-    in all workers between two steps."""
+    """The state of the workload's dataset, if the dataset defines `state_dict`; the state is JSON,
+    and is equal in all workers between two steps."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")

@@ -184,8 +184,8 @@ class Training:
         self.membership.report_busy(False)
 
     def run_steps(self) -> None:
-        """Run training steps until training ends, pauses, or needs another group; `group` handles
-        failures."""
+        """Run training steps until training ends or pauses, or until this process must leave;
+        `group` handles failures."""
         group = self.group
         state = self.state
         computation = self.computation
@@ -281,15 +281,16 @@ class Training:
     def write_file(self, name: str, data: bytes) -> None:
         """Write one file of the model, and retry while the object store is unavailable."""
         key = f"{self.spec.out}/{name}"
-        retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
+        retry_until(lambda: self.store.put_large(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
         """Leave the run before its last step, and exit with 143.
 
-        Writes the state to the object store if no surviving member may hold it. Members that do not
-        know that this process leaves must not wait for the write, so it reports its departure
-        first. If all members have agreed, it reports after the write: a worker that replaces this
-        one must find the state in the object store.
+        Writes the state to the object store if this process may hold the only copy. If other
+        members do not know that this process leaves, they must not wait for the write, so this
+        process reports its departure first. If all members have agreed, this process reports its
+        departure after the write, because a worker that replaces this process must find the state
+        in the object store.
         """
         if self.group.others_may_wait:
             self.membership.leave()

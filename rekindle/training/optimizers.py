@@ -182,8 +182,8 @@ class TorchOptimizer:
         self._copy_state_back()
 
     def _copy_state_back(self) -> None:
-        """Copy the state tensors that the optimizer's step created or replaced to the attached
-        memory."""
+        """Copy to the attached memory each state tensor that the optimizer's step has created or
+        replaced."""
         for parameter, key, view in self._views:
             state = self.optimizer.state[parameter]
             value = state.get(key)

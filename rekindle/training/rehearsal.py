@@ -22,7 +22,8 @@ from rekindle.step import flag, to_text
 
 REHEARSAL_STEP = "steps.rehearse"
 REHEARSAL_ROWS = 1000
-# time limit of the rehearsal before a run; after it, the run starts without the rehearsal's result
+# time limit of the rehearsal before a run; if the limit is exceeded, the run starts without the
+# rehearsal's result
 TIMEOUT_S = 30
 TIMEOUT_STAGE = "timeout"
 # stage of the rehearsal → exit codes of failures that a training would repeat. Other failures may
@@ -35,7 +36,7 @@ CERTAIN_EXIT_CODES = {
     ),
 }
 # sections of a config that a training depends on
-SECTIONS = ("workload", "families", "data", "model", "train")
+SECTIONS = ("workload", "families", "data", "model", "train", "program")
 Sections = dict[str, Any]
 
 
@@ -98,8 +99,9 @@ def rehearse(
     timeout: float | None = None,
     scheduled: str = "",
 ) -> dict[str, Any]:
-    """Run the step `steps.rehearse` in a separate process and return its report."""
-    inputs = {name: config[name] for name in SECTIONS if name in config}
+    """Run the step `steps.rehearse` in a separate process and return its report; `rows`, `thorough`
+    and `scheduled` are inputs of the step."""
+    inputs = {name: config[name] for name in SECTIONS if config.get(name) is not None}
     inputs["rows"] = rows
     inputs["thorough"] = thorough
     inputs["scheduled"] = scheduled

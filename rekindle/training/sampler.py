@@ -33,7 +33,8 @@ class Sampler:
         self.batch_size = batch_size
         self.virtual_workers = virtual_workers
         self.seed = seed
-        # a micro-batch spans at most two epochs, unless the dataset is smaller than the micro-batch
+        # two permutations are cached, because a micro-batch spans at most two epochs, unless the
+        # dataset is smaller than the micro-batch
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     def _permutation(self, epoch: int) -> torch.Tensor:

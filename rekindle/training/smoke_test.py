@@ -95,7 +95,8 @@ def try_fit(
     out: Path,
     report: Report,
 ) -> None:
-    """Build a fitted family; with a dataset, fit it and write the model's files to `out`."""
+    """Build the model of a family without training steps; if `dataset` is not None, fit the model
+    and write its files to `out`."""
     report["stage"] = "model"
     prepare_device(spec)
     model = build_model(spec, workload, facts)
@@ -122,7 +123,7 @@ def try_fit(
 
 
 def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
-    """Describe the tensors of a model; `trained`: ids of its trained parameters."""
+    """Describe the tensors of a model; `trained_ids`: ids of its trained parameters."""
     return {
         "model": type(model).__name__,
         "parameters": [
@@ -142,8 +143,8 @@ def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]
         return sum(p.numel() for p in model.parameters())
     except (
         Exception
-        # ignored: if the workload is at fault, building the model on a real device raises it
-        # again
+        # the exception is ignored: if the workload is at fault, building the model on a real device
+        # raises the exception again
     ):
         return 0
 

@@ -17,6 +17,7 @@ from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 Fingerprint = dict[str, str | int]
 # settings that are replaced for a training in one process; the number of workers does not change
 # the weights
+JOIN_TIMEOUT_S = 1.0  # a worker that joins later costs the others nothing
 SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 
@@ -229,8 +230,8 @@ class TrainConfig(Section):
         return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
 
     def learning_rate_at(self, step: int, total: int, highest: float) -> float:
-        """Return the learning rate of update `step` of `total`. `highest` is the rate after the
-        warm-up."""
+        """Return the learning rate of update `step` of `total_steps`. `highest` is the rate after
+        the warm-up."""
         warmup_steps = round(self.warmup * total)
         if step < warmup_steps:
             return highest * (step + 1) / warmup_steps
@@ -341,13 +342,17 @@ class TrainingSpec(StepInputs, TrainConfig):
         return hashlib.sha256(to_json(self.identity(), sort_keys=True).encode()).hexdigest()
 
     @property
+    def join_timeout_s(self) -> float:
+        return JOIN_TIMEOUT_S
+
+    @property
     def ledger(self) -> str:
         """Key prefix of the run's ledger."""
         return f"{self.checkpoints}/ledger"
 
     def pause_step(self, samples: int) -> int:
-        """Return the step at which training pauses, which is the step of a validation before the
-        last validation, or 0 for no pause."""
+        """Return the number of the step where training pauses: the step of a validation other than
+        the last; 0 if training does not pause."""
         every = self.validation_interval(samples)
         total = self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every

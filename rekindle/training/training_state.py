@@ -120,8 +120,8 @@ class State:
         return [flat[start : start + p.numel()].view(p.shape) for start, p in pairs]
 
     def view_summands(self, flat: Tensor) -> list[Tensor]:
-        """Return views of `flat` [width], one per summand: gradients, changes of buffers,
-        validation sums."""
+        """Return views of `flat`, a tensor of `width` elements; one view per summand: gradients,
+        changes of buffers, validation sums."""
         return [
             *self.view_parameters(flat),
             *flat[self.size : self.width].split(self._extra_widths),
@@ -153,8 +153,8 @@ class State:
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
 
-        # the weight of the old average is smaller at first, so that the average soon forgets the
-        # initial weights
+        # the factor of the previous average is smaller at first, so that the average soon forgets
+        # the initial weights
         if config.average:
             self._average.lerp_(
                 self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step))
@@ -289,9 +289,9 @@ def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
 
     try:
         if key.startswith("releases/"):
-            files = read_verified(store, key, names)
+            files = read_verified(store, key, names, max_bytes=None)
         else:
-            files = {name: store.get(f"{key}/{name}") for name in names}
+            files = {name: store.get(f"{key}/{name}", max_bytes=None) for name in names}
     except NotFound as error:
         raise DataError(f"the initial weights do not exist: {error}") from error
 

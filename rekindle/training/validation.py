@@ -172,8 +172,9 @@ class Validation:
     def compute_means(self, total: Tensor) -> dict[str, float]:
         """Return the means of the loss and the measures over all held-out samples.
 
-        `total`: sum of the summands of all virtual workers (see `State.width`). Only rank 0, which
-        has virtual worker 0, knows the names of the measures; other ranks return only the loss.
+        `total`: sum of the summands of all virtual workers (see `State.view_summands`). Only rank
+        0, which has virtual worker 0, knows the names of the measures; other ranks return only the
+        loss.
         """
         assert self.samples is not None
         names = ["loss", *(self.names or [])]

@@ -34,6 +34,7 @@ from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.documents import Document
 from rekindle.kubernetes_names import INSTANCE_LABEL
+from rekindle.names import ArtifactKey, show
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
@@ -52,7 +53,8 @@ CUT_MESSAGE = (
 
 
 class StoredLine(Document):
-    """A line of an archived log: the key of the log, and the number of the line among all logs."""
+    """A line of an archived log: the key of the log, and the number of the line, counted over all
+    logs that the pod prints."""
 
     key: str
     number: int = Field(ge=0)
@@ -136,7 +138,8 @@ class Logs:
         self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
     def _note_missing(self, workflow: Object, reason: str) -> None:
-        """For each step that has run and whose log was not read, record `reason` as the reason."""
+        """For each started pod whose log was not read, record `reason` as the reason for missing
+        lines."""
         for label in started_pod_labels(workflow):
             if self.step in label and label not in self.shown:
                 self.missing_lines_reasons.setdefault(label, reason)
@@ -200,8 +203,8 @@ class Logs:
     def _stream_lines(
         self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
     ) -> Iterator[str]:
-        """Yield each line that a container has logged since one of its starts, exactly once even
-        after reconnecting."""
+        """Yield each line that a container has logged since its last start (with `previous`: before
+        this start), exactly once even after reconnecting."""
         query = {"timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -218,7 +221,7 @@ class Logs:
             began = last
 
             try:
-                # the Kubernetes API accepts only whole seconds
+                # the Kubernetes API accepts only whole seconds as `sinceTime`
                 if last:
                     query["sinceTime"] = re.sub(r"\.\d+", "", last)
 
@@ -329,8 +332,8 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def tail(
     cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50
 ) -> str:
-    """Return the last lines of a pod of these steps or of `deployment`, preferably of a pod with an
-    error; "" without such a pod."""
+    """Return the last lines of the log of a pod of these steps or of `deployment`, preferably of a
+    pod with an error; "" if neither the steps nor `deployment` have a pod."""
     pods = []
     for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
@@ -368,23 +371,30 @@ def read_archived(
     """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not
     `present`.
 
-    A pod reads the object store. Raises ApiError or RekindleError if it fails.
+    The logs are read from the object store by a temporary pod. Raises ApiError or RekindleError if
+    it fails.
     """
     keys: dict[str, str] = {}
+    run = workflow["metadata"]["name"]
 
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         # skip the Retry node: it repeats the outputs of its last attempt, whose pod may still exist
         if node["type"] == "Retry":
             continue
 
-        label = _strip_workflow_name(workflow["metadata"]["name"], node["name"])
+        label = _strip_workflow_name(run, node["name"])
         if step not in label or label in present:
             continue
 
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             key = (artifact.get("s3") or {}).get("key")
-            if key and artifact["name"] == "main-logs":
+            if not key or artifact["name"] != "main-logs":
+                continue
+
+            if _is_log_of(run, key):
                 keys[key] = label
+            else:
+                yield label, f"{show(key)} is not read: it is not the key of a log of this run"
 
     if keys:
         next_number = 0
@@ -397,6 +407,19 @@ def read_archived(
 
             next_number = stored.number + 1
             yield label, stored.line
+
+
+def _is_log_of(run: str, key: str) -> bool:
+    """Return True if a key may be that of a log that Argo has archived for a run: one of its
+    folders has the name of the run, and the file has the name of a container and the suffix .log.
+
+    Clients of the cluster can write any key into the status of a run, but the log is read with the
+    keys of the bucket.
+    """
+    if not ArtifactKey.matches(key):
+        return False
+    *folders, file = key.split("/")
+    return run in folders and file.endswith(".log")
 
 
 def _print_stored(keys: Iterable[str]) -> None:
@@ -424,9 +447,9 @@ def inputs_of(row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of a run's training, read from the logs of its workers every few seconds as long
-    as `of` is called. If no worker runs, the progress is the reason why the job waits in its
-    queue."""
+    """The progress of a run's training, which a thread reads from the logs of the workers every few
+    seconds while the method `of` is called. If no worker runs, the progress is the reason why the
+    job waits in its queue."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -471,8 +494,9 @@ class TrainingProgress:
                     for line in queue.describe_waiting(self.cluster, self.name):
                         step, _, reason = line.partition(" ")
                         progress[f"{self.name}-{step}-"] = reason
-            except ApiError:
-                # keep the previous progress, because the next poll may succeed
+            # an error of the cluster, or of a log with strange lines: keep the previous progress,
+            # because the next poll may succeed
+            except Exception:
                 progress = self.progress
 
             self.progress = progress

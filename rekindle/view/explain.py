@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rekindle.training.cost.tariff import Tariff
 
 NO_LEDGER = (
-    "Time that was trained, waited or lost is known only for trainings of blocks.train, which keep"
-    " a ledger."
+    "Time that was trained, waited or lost is known only for trainings of blocks.train and of"
+    " programs, which keep a ledger."
 )
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
 

@@ -26,12 +26,17 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
     processes."""
     status = runs.load_status(home, name)
     manifest = RunFiles(home, name).workflow()
-    processes = runs.processes(home, name)
-    if not as_json:
-        return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+    if as_json:
+        return to_json(as_object(home, name, manifest, status), indent=2)
 
+    processes = runs.processes(home, name)
+    return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+
+
+def as_object(home: Path, name: str, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Return the object that `rekindle status NAME -o json` prints."""
     result = outcome.as_json(name, status, **facts(home, manifest, status))
-    return to_json(result | {"processes": processes}, indent=2)
+    return result | {"processes": runs.processes(home, name)}
 
 
 def steps_table(

@@ -142,7 +142,7 @@ class Pipeline(foreground.Foreground):
         facts = {
             "endpoint": endpoint,
             "try it": endpoint and f"{curl} {model}/example | {curl} {model}:predict -d @-",
-            "mlflow": "rekindle ui" if results.parameters(status).get("run_id") else None,
+            "page": f"rekindle ui {self.name}",
             "cost": results.costs(status, self.local.workflow).get("words"),
         }
         return outcome.success(status, facts, self.is_rekindle)

@@ -40,10 +40,18 @@ class InternalSteps:
 
         # the items of a loop belong to the loop's task
         task = row.name.rpartition(".")[2].partition("(")[0]
-        template = self._template(row.node)
-        parent = self._parent(row)
-        tasks = _task_names(parent)
+        is_run = row.phase not in NOT_RUN
+        return self.is_added(task, self._template(row.node), self._parent(row), is_run)
 
+    def is_added(
+        self, task: str, template: Mapping[str, Any], parent: Mapping[str, Any], is_run: bool
+    ) -> bool:
+        """Return True if a block added the task `task` of the DAG `parent`. `is_run`: True if the
+        task has run."""
+        if not self.is_rekindle:
+            return False
+
+        tasks = _task_names(parent)
         if _inputs(parent) >= SWITCH_INPUTS or tasks == DEPLOY_TASKS:
             return True
 
@@ -55,7 +63,7 @@ class InternalSteps:
         if action == "delete" and DELETE_TASKS.fullmatch(task):
             return True
 
-        return bool("next" in tasks and REPETITIONS.fullmatch(task) and row.phase in NOT_RUN)
+        return bool("next" in tasks and REPETITIONS.fullmatch(task) and not is_run)
 
     def make_readable(self, row: Step) -> Step:
         """Return the row of a skipped step, with its condition written as in the pipeline's

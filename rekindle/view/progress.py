@@ -4,21 +4,41 @@ from argolocal.common.wording import format_duration, visible
 from argolocal.manifest.allowed_values import FAILED
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, read_end
+from rekindle.program.progress import LOG_LINE
 from rekindle.training.metrics import PROGRESS_LINE
+
+MAX_NUMBER = 1e12  # samples per second, or seconds
 
 
 def progress_in(log: str) -> str:
     """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a
-    log, or ""."""
+    log, the newest report of a program, or ""."""
     matches = PROGRESS_LINE.findall(log)
     if not matches:
-        return ""
+        reports = LOG_LINE.findall(log)
+        return visible(reports[-1]) if reports else ""
 
     step, total, loss, rate, eta, validation = matches[-1]
-    remaining_time = format_duration(float(eta))
-    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    speed = f"{float(rate):,.0f} samples/s".replace(",", " ")
-    return visible(f"step {step}/{total}  {losses}  {speed}  {remaining_time} left")
+    parts = [f"step {step}/{total}", f"loss {loss}"]
+    if validation:
+        parts[-1] += f"  validation {validation}"
+
+    speed = _parse_number(rate)
+    if speed is not None:
+        parts.append(f"{speed:,.0f} samples/s".replace(",", " "))
+    seconds_left = _parse_number(eta)
+    if seconds_left is not None:
+        parts.append(f"{format_duration(seconds_left)} left")
+    return visible("  ".join(parts))
+
+
+def _parse_number(text: str) -> float | None:
+    """Return a number of a line that a program has written; None if it is not plausible."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number < MAX_NUMBER else None
 
 
 class LogProgress(LogErrors):

@@ -47,8 +47,12 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
             figures = [f"{key} {_number(value)}" for key, value in report[name].items()]
             yield f"{name:11} {', '.join(figures)}"
 
-    if "instance" in report:
+    if "program" in report:
+        yield from _describe_program(report["program"])
+    if "prediction" in report:
         yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
+    elif "instance" in report:
+        yield f"instance    {_short(report['instance'])}"
 
 
 def _describe_model(report: dict[str, Any]) -> Iterator[str]:
@@ -69,6 +73,35 @@ def _describe_model(report: dict[str, Any]) -> Iterator[str]:
         yield (
             f"memory      {report['state_bytes']:,} bytes of training state per worker"
             f" ({report['device']})"
+        )
+
+
+def _describe_program(program: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"save        {program['checkpoint']} ({program['format']}): {program['bytes']:,} bytes,"
+        f" written within {program['save_s']:g} s"
+    )
+    if "interval_s" in program:
+        seconds = program["interval_s"]
+        yield f"interval    {seconds:g} s between two saves: a loss costs at most this time"
+    if program.get("overwritten"):
+        yield (
+            "warning     the file is overwritten in place, so a kill during a save leaves only the"
+            " copy in the object store: write under another name and rename the file"
+        )
+
+    if program.get("counted_at_end"):
+        yield (
+            "warning     no save counted before the end of the program: a loss costs all work"
+            ", unless saves are 2 s apart: write under another name and rename the file"
+        )
+
+    if "resumed_at" in program:
+        yield f"resume      continued after SIGKILL; the next save was {program['resumed_at']}"
+    else:
+        yield (
+            "resume      not tried: the program ended before it could be killed; let it run longer,"
+            " for example by --rows"
         )
 
 

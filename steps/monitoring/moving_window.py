@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import DataError, Prepared, RekindleError, tracking, workload
-from rekindle.content.recorded_manifest import parse_manifest
 from rekindle.project import user_exceptions
 from rekindle.step import to_text
 from rekindle.tracking import RunData
@@ -126,10 +125,10 @@ def parse_time(text: str) -> datetime | None:
     return None
 
 
-def identity_tags(manifest: str, code_identity: str) -> dict[str, str]:
+def identity_tags(manifest: dict[str, Any], code_identity: str) -> dict[str, str]:
     """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
-    manifest (JSON)."""
-    arguments = parse_manifest(manifest)["spec"].get("arguments") or {}
+    manifest."""
+    arguments = manifest["spec"].get("arguments") or {}
     parameters = arguments.get("parameters") or []
     values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
     hashes = {tag: values.get(tag.removeprefix(tracking.PREFIX), "") for tag in HASH_TAGS}

@@ -1,4 +1,4 @@
-"""Select the best trial of a sweep; its weights become the candidate without another training.
+"""Select the best trial of a sweep; its model becomes the candidate without another training.
 
 rekindle step steps.search.best --sweep='{...}' --root=runs/a/search --output model=model/
 """
@@ -18,7 +18,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    model: Artifact = Field(description="model.safetensors and model.json of the best trial")
+    model: Artifact = Field(description="model of the best trial, as a training stores it")
     trial: int = Field(description="number of the best trial")
     value: float = Field(description="validation metric of the best trial")
     settings: dict[str, Any] = Field(description="settings of the best trial")

@@ -36,6 +36,9 @@ class Inputs(StepInputs):
     train: dict[str, Any] = Field(
         default_factory=dict, description="the `train` section, without a trial's settings"
     )
+    program: dict[str, Any] = Field(
+        default_factory=dict, description="the `program` section; {}: train the workload's model"
+    )
     experiment: str = Field("", description="MLflow experiment")
     run: str = Field(
         "", description="name of the workflow, whose MLflow run is the parent of the trials' runs"
@@ -50,12 +53,28 @@ def run(inputs: Inputs) -> Outputs:
     """Train the trials of this pod. Raises RekindleError if a service is unavailable; exits with
     143 after SIGTERM."""
     from rekindle import Store
+    from rekindle.names import RunName
+    from rekindle.release.retention import ownership
     from rekindle.training.sweep.study import Study
-    from rekindle.training.sweep.trials import train_trials
+    from rekindle.training.sweep.trials import Trainer, WorkloadTrainer, train_trials
+
+    trainer: Trainer
+    if inputs.program:
+        from rekindle.program.trials.run import ProgramTrainer
+
+        trainer = ProgramTrainer(inputs.model_dump())
+    else:
+        trainer = WorkloadTrainer(inputs.model_dump())
 
     study = Study(Store.from_env(), inputs.root, inputs.sweep)
-    common = inputs.model_dump()
     train_trials(
-        study, inputs.part, inputs.default, inputs.whole, common, inputs.experiment, inputs.run
+        study,
+        inputs.part,
+        inputs.default,
+        inputs.whole,
+        trainer,
+        inputs.experiment,
+        inputs.run,
+        lambda store, run_id: ownership.record_trial(store, RunName(inputs.run), run_id),
     )
     return Outputs()

@@ -9,8 +9,8 @@ from benchmarks.figures import page
 from benchmarks.figures.programs import CLUSTER, PROGRAMS, Program, run
 
 ROOT = Path(__file__).parents[2]
-# a program that another benchmark starts, and the program that starts all
-PARTS = {"benchmarks.torchrun", "benchmarks.__main__"}
+# programs that other benchmarks start, and the program that starts all
+PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main__"}
 RUNNABLE = [
     pytest.param(program, id=program.name, marks=pytest.mark.slow if program.slow else ())
     for program in PROGRAMS

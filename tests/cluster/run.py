@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.operations import results
 from rekindle.storage import Store
 from rekindle.training.ledger.accounting import summarize
@@ -212,6 +213,15 @@ class Run:
     def training_pod(self, replica: str) -> str:
         return f"{self.name}-train-{replica}"
 
+    def running_pods(self, role: str) -> list[str]:
+        """Return the names of the training's running pods with this role, sorted."""
+        selector = f"{JOB_NAME}={self.name}-train,{REPLICA_TYPE}={role}"
+        return sorted(
+            pod["metadata"]["name"]
+            for pod in self.namespace.kube.items("pods", selector)
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        )
+
     def pod_records(self, replica: str) -> list[PodRecord]:
         """Return the records of all pods of this replica, in order."""
         return self.namespace.watch.find(self.training_pod(replica))
@@ -250,6 +260,11 @@ def _final_phase(workflow: Object) -> str:
     if phase in ENDS:
         return phase
     return ""
+
+
+def is_served(api: str) -> bool:
+    """Return True if the cluster serves these objects, such as jobsets.jobset.x-k8s.io."""
+    return subprocess.run(["kubectl", "get", api], capture_output=True).returncode == 0
 
 
 def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:

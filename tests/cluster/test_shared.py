@@ -11,17 +11,13 @@ import pytest
 from rekindle.training.ledger.ledger_summary import Incident
 from tests.cluster.faults import LONG
 from tests.cluster.kube import Object
-from tests.cluster.run import Namespace, Run, run_locally
+from tests.cluster.run import Namespace, Run, is_served, run_locally
 from tests.commands import BIN, ROOT
 from tests.waiting import until
 
 STEPS = 4000
 SHORT = [*LONG, f"train.steps={STEPS}", "train.workers=2"]
 APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
-
-
-def is_served(api: str) -> bool:
-    return subprocess.run(["kubectl", "get", api], capture_output=True).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +32,6 @@ def drains(run: Run) -> list[Incident]:
     """Return the incidents of workers that left in order, oldest first."""
     return sorted(
         (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
-    )
-
-
-def workers_of(run: Run, role: str = "worker") -> list[str]:
-    label = (
-        f"training.kubeflow.org/job-name={run.name}-train,training.kubeflow.org/replica-type={role}"
-    )
-    pods = run.namespace.kube.items("pods", label)
-    return sorted(
-        pod["metadata"]["name"]
-        for pod in pods
-        if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
     )
 
 
@@ -66,7 +50,7 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
     run.wait_for_workers(2, 400)
     kind_name = {"jobset": "jobset", "trainjob": "trainjob"}[kind]
     job = namespace.kube.get(kind_name, f"{run.name}-train")
-    namespace.kube.delete_pods(workers_of(run)[0], force=True)
+    namespace.kube.delete_pods(run.running_pods("worker")[0], force=True)
     run.wait_for_progress()
     run.wait_for_workers(2, 200)
     again = namespace.kube.get(kind_name, f"{run.name}-train")
@@ -184,8 +168,8 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
     run = Run.submit(namespace, *SHORT, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
-    assert len(workers_of(run)) == 1
-    assert len(workers_of(run, "harvest")) == 2
+    assert len(run.running_pods("worker")) == 1
+    assert len(run.running_pods("harvest")) == 2
     job = namespace.kube.get("pytorchjob", f"{run.name}-train")
     assert job
 
@@ -215,7 +199,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     again = namespace.kube.get("pytorchjob", f"{run.name}-train")
     assert again
     assert again["metadata"]["uid"] == job["metadata"]["uid"]
-    ended = until("the extra workers have ended", lambda: not workers_of(run, "harvest"), 60)
+    ended = until("the extra workers have ended", lambda: not run.running_pods("harvest"), 60)
     assert ended
     assert namespace.kube.get("deployment", f"{run.name}-train") is None
 
@@ -236,7 +220,7 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
         other = other_job(queue, "150m")
         other["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
         namespace.kube.apply(other)
-        until("the training is suspended", lambda: not workers_of(run), 90)
+        until("the training is suspended", lambda: not run.running_pods("worker"), 90)
         namespace.kube("delete", "job", "other", "--cascade=foreground")
         run.wait_for_step(step + 1, 200)
 

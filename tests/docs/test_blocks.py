@@ -76,7 +76,9 @@ CONFIG = {
     "train": {"validation": 0.1},
 }  # completes fragments of configs
 EARLIER = {
-    name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")
+    **{name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")},
+    "other-jobs.md": ["your-own-program.md"],
+    "sweep.md": ["your-own-program.md"],
 }  # page → pages whose files it uses
 
 

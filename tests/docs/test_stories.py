@@ -22,11 +22,13 @@ from tests.commands import (
     write_files,
 )
 from tests.docs.pictures import OVERVIEW, overview
+from tests.ports import free_port
 
 TRACKING = ROOT / "docs/tracking.md"
 SURVIVING = ROOT / "docs/surviving.md"
 MODEL = ROOT / "docs/your-own-model.md"
 PIPELINE = ROOT / "docs/your-own-pipeline.md"
+PROGRAM = ROOT / "docs/your-own-program.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
 CACHE, COST, TIME, SHARED = (
     ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters")
@@ -46,6 +48,7 @@ TYPED = {
     SURVIVING,
     MODEL,
     PIPELINE,
+    PROGRAM,
 }
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
@@ -295,3 +298,23 @@ def test_the_page_your_own_pipeline_works_as_documented(
                 } <= tags.keys()
 
                 assert "verdict" not in tags
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # four runs that train
+def test_the_programs_of_the_page_run_to_a_served_model(tmp_path: Path) -> None:
+    write_files(PROGRAM, tmp_path)
+    shutil.copy(ROOT / "template/data/power.csv", tmp_path)
+    for name in ("lightning", "fsdp"):
+        config = (tmp_path / "power_huggingface.yaml").read_text()
+        (tmp_path / f"power_{name}.yaml").write_text(config.replace("huggingface", name))
+
+    with shell(tmp_path) as typed:
+        others = [
+            f"rekindle run power_{name}.yaml --set serve.port={free_port()}"
+            for name in ("huggingface", "lightning", "fsdp")
+        ]
+        for command in [*typed_by_hand(PROGRAM), *others]:
+            done = typed(command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            assert "continued after SIGKILL" in done.stdout or "release: released" in done.stdout

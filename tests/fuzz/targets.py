@@ -27,7 +27,7 @@ from argolocal.manifest.read import documents
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.validate import lint
 from rekindle.errors import ConfigError, DataError
-from rekindle.local.services.login import Login
+from rekindle.local.services.login import MlflowLogin
 from rekindle.local.services.s3.format import BLOCK_BYTES
 from rekindle.local.services.s3.handler import Handler
 from rekindle.local.services.s3.object_files import START, Files
@@ -365,7 +365,8 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
 
 def mlflow_heads(folder: Path) -> Case:
     """Heads of requests to the embedded MLflow: only those with the token or a cookie pass."""
-    login = Login("secret-token", 5000)
+    login = MlflowLogin("secret-token", 5000)
+    session = login.login.session
 
     fields = [
         "Host: 127.0.0.1:5000",
@@ -376,7 +377,7 @@ def mlflow_heads(folder: Path) -> Case:
 
     fields += [
         "Sec-Fetch-Site: none",
-        f"Cookie: a=b; {login.cookie}={login.session}",
+        f"Cookie: a=b; {login.login.cookie}={session}",
         "Origin: http://localhost",
     ]
 
@@ -403,7 +404,7 @@ def mlflow_heads(folder: Path) -> Case:
             return
 
         answer = login.answer(head)
-        has_secret = b"secret-token" in head or login.session.encode() in head
+        has_secret = b"secret-token" in head or session.encode() in head
 
         if answer is None:
             assert has_secret, head
@@ -414,8 +415,8 @@ def mlflow_heads(folder: Path) -> Case:
             assert answer.count(b"\r\n\r\n") == 1, (head, answer)
             # a message shows an invalid byte before the rest of a session as its code, such as the
             # first characters
-            knows_session = has_secret or login.session[4:].encode() in head
-            assert knows_session or login.session.encode() not in answer, (head, answer)
+            knows_session = has_secret or session[4:].encode() in head
+            assert knows_session or session.encode() not in answer, (head, answer)
 
     return case
 

@@ -152,7 +152,7 @@ class Memory(Store):
         self.bucket = "b"
         self.objects = objects
 
-    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+    def get_with_etag(self, key: str, max_bytes: int | None = 0) -> tuple[bytes, str]:
         if key not in self.objects:
             raise NotFound(f"{key} does not exist.")
         return self.objects[key], hashlib.md5(self.objects[key], usedforsecurity=False).hexdigest()

@@ -98,6 +98,73 @@ def test_the_best_trial_is_released_without_another_training(
     assert project_shell("rekindle sweep --of nothing").returncode == 2
 
 
+LINE = {
+    "pipeline": "pipelines.sweep",
+    "workload": "slopes",
+    "data": {"source": "simulate://0"},
+    "program": {
+        "command": ["line.py", "{checkpoints}", "{model.rate}", "--mlflow"],
+        "resume": ["--resume", "{checkpoint}"],
+        "result": "{checkpoints}/final.json",
+        "marker": "done",
+        "preload": [],
+    },
+    "sweep": {
+        **{"trials": 3, "parallel": 2, "metric": "logged_error"},
+        "space": {"model": {"rate": [0.1, 0.3, 5.0]}},
+        "sampler": "grid",
+    },
+    "gate": {"maximum": {"error": 1}},
+    "serve": {"min_replicas": 1},
+}
+
+
+def test_the_best_trial_of_a_program_is_released(
+    project_shell: Shell, s3: Store, mlflow_server: str
+) -> None:
+    name = f"line-{uuid.uuid4().hex[:6]}"
+    shutil.copy(ROOT / "tests/programs/line.py", project_shell.folder)
+    shutil.copy(ROOT / "tests/rekindle/program/slopes.py", project_shell.folder)
+    shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
+    file = project_shell.folder / "configs/line.yaml"
+    file.write_text(json.dumps({"name": name, **LINE}))
+
+    done = project_shell("rekindle sweep configs/line.yaml -o json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    best, second, failed = result["trials"]
+    assert [best["state"], second["state"], failed["state"]] == ["trained", "trained", "failed"]
+    assert [best["model.rate"], second["model.rate"], failed["model.rate"]] == [0.3, 0.1, 5]
+    assert best["logged_error"] == pytest.approx(2 * 0.7**20)
+    assert "line.py:" in failed["why"]
+    assert "ValueError: the rate 5 is more than 1" in failed["why"]
+    assert all(trial["cost"]["total"] > 0 for trial in (best, second))
+    assert result["hours"] > 0
+
+    released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
+    assert released["sha256"] == best["sha256"]
+    assert released["model"]["rate"] == 0.3
+    with urllib.request.urlopen(f"{result['endpoint']}/v1/models/{name}") as answer:
+        assert json.load(answer)["sha256"] == best["sha256"]
+
+    parent = tracking.find_run(name, result["workflow"])
+    child = tracking.find_run(name, f"{result['workflow']}.trial-{best['trial']}")
+    assert parent
+    assert child
+    assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
+    assert tracking.read_params(child) == {"model.rate": "0.3"}
+    metrics = MlflowClient(tracking_uri=mlflow_server).get_run(child).data.metrics
+    assert metrics["objective"] == metrics["logged_error"] == best["logged_error"]
+    assert metrics["train/final_error"] == pytest.approx(best["logged_error"])
+
+    shown = project_shell(f"rekindle sweep --of {result['workflow']}")
+    title, *lines, empty, costs_line = shown.stdout.splitlines()
+    assert title.split() == ["trial", "logged_error", "rate", "steps", "cost", "state"]
+    assert [line.split()[-1] for line in lines] == ["trained", "trained", "failed"]
+    assert not empty
+    assert "of their pods, cost 0.0" in costs_line
+
+
 def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_results(
     typed: Shell, tmp_path: Path, s3: Store
 ) -> None:

@@ -24,7 +24,7 @@ fit_without_samples: Any = lambda model: None  # noqa: E731
     ("names", "sentence"),
     [
         ({"model": model}, "defines both model and families: it must define one of them"),
-        ({"families": None}, "defines neither model nor families: it must define one of them"),
+        ({"families": None}, "defines neither model nor families nor load: it must define model"),
         ({"families": {}}, r"families is \{\}: it must be a dict with names"),
         ({"families": [model]}, r"families is \[.*\]: it must be a dict with names"),
         (

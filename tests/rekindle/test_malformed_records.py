@@ -70,7 +70,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ("1", '{"spec": {"arguments": {"parameters": [{"value": 1}]}}}'),
     ),
     "the identity of a run": (
-        lambda folder, text: identity_tags(text, "code"),
+        lambda folder, text: identity_tags(unpack_manifest(encode_parameter(text)), "code"),
         ("[]", "{}", '{"spec": {"arguments": {"parameters": {}}}}'),
     ),
     "the manifest of an earlier run": (

@@ -1,7 +1,9 @@
 """A malformed answer of an MLflow server is one error that names the server, the call and the
 field."""
 
+import gzip
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,8 @@ from rekindle.mlflow_api import Answer, RunsPage
 from rekindle.names import RunName
 from rekindle.release.retention import listing, removal
 from rekindle.storage import Store
+from tests.http_server import Answer as HttpAnswer
+from tests.http_server import HttpServer
 from tests.rekindle.mlflow_documents import DOCUMENTS, RUN, RUN_ID, MlflowServer
 from tests.rekindle.mutations import mutations
 
@@ -47,7 +51,7 @@ READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/runs/get": [
         lambda: tracking.read_tags(RUN_ID),
         lambda: tracking.read_params(RUN_ID),
-        lambda: listing.find_trial_ids(RUN_ID, RunName("demo-4k2xp")),
+        lambda: listing.find_trial_ids(RUN_ID, RunName("demo-4k2xp"), [RUN_ID]),
         remove_run_record,
     ],
     "mlflow/runs/create": [lambda: tracking.start_run("demo", "other")],
@@ -95,6 +99,17 @@ def error_of(call: Callable[[], object]) -> str:
 def test_a_valid_answer_is_read(server: MlflowServer, path: str, number: int) -> None:
     server.answer_with(path, json.dumps(DOCUMENTS[path] | {"a_later_field": {"x": [1]}}).encode())
     assert error_of(READERS[path][number]) == ""
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_mlflow_may_answer_a_change_of_an_artifact_with_nothing(
+    server: MlflowServer, method: str
+) -> None:
+    path = "mlflow-artifacts/artifacts/1/config.yaml"
+    server.answer_with(path, b"")
+    mlflow_api.request(method, path, mlflow_api.ArtifactChanged, data=b"text")
+    with pytest.raises(TrackingError, match="answered 200 OK: 'nothing'"):
+        mlflow_api.request(method, path, mlflow_api.Answer, data=b"text")
 
 
 @pytest.mark.fast_cases(2)
@@ -179,6 +194,14 @@ def test_an_answer_that_is_not_an_object_is_not_an_empty_answer(
         mlflow_api.request("POST", path, Answer if path.endswith("batch") else RunsPage, json={})
 
 
+@pytest.mark.parametrize("tag", [b"<script ", b"<", b"<style>", b"<p", b"<script></p>"])
+def test_a_page_with_many_open_tags_is_one_error(server: MlflowServer, tag: bytes) -> None:
+    content = b"<p>Sign in</p>" + 300_000 * tag
+    server.answer_with("mlflow/runs/search", content)
+    with pytest.raises(TrackingError, match="answered 200 OK: 'Sign in"):
+        mlflow_api.request("POST", "mlflow/runs/search", RunsPage, json={})
+
+
 @pytest.mark.parametrize(
     "content", [b'{"error_code": 5}', b'{"error_code": {}}', b'{"error_code": "X", "message": []}']
 )
@@ -186,6 +209,18 @@ def test_a_malformed_error_is_shown(server: MlflowServer, content: bytes) -> Non
     server.answer_with("mlflow/runs/get", content, 400)
     with pytest.raises(TrackingError, match=r"answered 400 Bad Request: '\{\"error_code\""):
         tracking.read_tags(RUN_ID)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_of_unlimited_size_is_one_error(status: int) -> None:
+    body = gzip.compress(b'{"runs": [' + b" " * (65 << 20), 1)
+    answer = HttpAnswer(status, body, {"Content-Encoding": "gzip"})
+    with HttpServer(lambda _: answer) as server, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MLFLOW_TRACKING_URI", server.url)
+        with pytest.raises(
+            TrackingError, match=r"its answer has more than 67,108,864 bytes\. Check"
+        ):
+            mlflow_api.request("POST", "mlflow/runs/search", RunsPage, json={})
 
 
 def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
@@ -238,3 +273,13 @@ def test_the_data_of_a_run_that_lacks_its_source_is_not_unused(
         TrackingError, match=f"the run {RUN_ID}, whose .* does not match the filter"
     ):
         listing.read(s3, ["other"], listing.Context({}, 1, 1, None))
+
+
+def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:
+    session = mlflow_api._configured_session()
+    pid = os.fork()
+    if not pid:
+        os._exit(mlflow_api._configured_session() is session)
+
+    assert mlflow_api._configured_session() is session
+    assert os.waitpid(pid, 0)[1] == 0

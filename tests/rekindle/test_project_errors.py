@@ -218,3 +218,10 @@ def test_a_missing_module_of_the_project_has_the_nearest_name(project: Path) -> 
     )
     with pytest.raises(ConfigError, match=words):
         load("own_importing", "workload", ())
+
+
+def test_a_long_word_in_an_exception_does_not_stop_the_step() -> None:
+    error = caught(TypeError(1_000_000 * "a"))
+    assert isinstance(error, Exception)
+    converted = as_error(error)
+    assert len(str(converted)) < 2000

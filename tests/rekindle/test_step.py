@@ -1,9 +1,11 @@
 """Steps as commands: typed inputs, outputs in the right files, clear errors."""
 
+import base64
 import json
 import math
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ from pydantic import BaseModel, Field
 from argolocal.common import program
 from rekindle.errors import ConfigError, DataError
 from rekindle.step import (
+    MAX_PARAMETER_BYTES,
     Artifact,
     StepInputs,
     StepOutputs,
+    decode_parameter,
+    encode_parameter,
     load,
     main,
     output_text,
@@ -281,3 +286,19 @@ def test_the_status_of_a_run_gets_no_password_from_an_error_of_a_step(
     assert main(["steps.prepare", "http://ann:hunter2@h/a?sig=hunter2"]) == 78
     assert log.read_text().startswith("http://h/a?… is not an input")
     assert "hunter2" not in capsys.readouterr().err
+
+
+def test_a_small_parameter_cannot_fill_the_memory_of_a_command() -> None:
+    bomb = base64.b64encode(zlib.compress(bytes(MAX_PARAMETER_BYTES + 1), 9)).decode()
+    assert len(bomb) < 20_000
+    with pytest.raises(ValueError, match="more than 10,000,000 bytes after decompression"):
+        decode_parameter(bomb)
+
+    text = "x" * MAX_PARAMETER_BYTES
+    assert decode_parameter(encode_parameter(text)) == text
+
+
+def test_an_incomplete_parameter_is_refused() -> None:
+    packed = base64.b64encode(zlib.compress(b"{}")[:-1]).decode()
+    with pytest.raises(ValueError, match="it is incomplete"):
+        decode_parameter(packed)

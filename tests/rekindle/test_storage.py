@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.errors import InvalidDocument
 from rekindle.errors import ConfigError, Conflict, StorageError
-from rekindle.storage import NotFound, Store, retry_until
+from rekindle.storage import Entry, NotFound, Store, retry_until
 
 
 def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
@@ -44,6 +45,19 @@ def test_a_downloaded_directory_equals_the_uploaded_directory(s3: Store, tmp_pat
     assert [e.key for e in s3.list("dir/")] == ["dir/tree/a.txt", "dir/tree/deep/er/b c.bin"]
     s3.delete([e.key for e in s3.list("dir/")])
     assert not list(s3.list("dir/"))
+
+
+@pytest.mark.parametrize("name", ["b\0c", "../x", "a/../../x", ".", "/etc/x"])
+def test_a_key_that_cannot_be_a_path_is_one_error_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("b", "http://127.0.0.1:1", "key", "secret")
+    entry = Entry(f"r/a/{name}", 1, "etag", 0.0)
+    monkeypatch.setattr(store, "list", lambda prefix: iter([entry]))
+    monkeypatch.setattr(store, "head", lambda key: None)
+    with pytest.raises(StorageError, match="its key is not a safe path"):
+        store.download("r/a", tmp_path / "target")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_error_of_a_missing_object_has_its_uri(s3: Store, tmp_path: Path) -> None:
@@ -87,3 +101,26 @@ def test_keys_that_xml_cannot_have_are_deleted(s3: Store) -> None:
         s3.put(key, b"x")
     s3.delete([*keys, "odd/missing\x02"])
     assert list(s3.list("odd/")) == []
+
+
+def test_a_document_of_unlimited_size_is_one_error_before_it_is_read(s3: Store) -> None:
+    s3.put("large", bytes(101))
+    assert s3.get("large", max_bytes=101) == bytes(101)
+    with pytest.raises(InvalidDocument, match=f"{s3.uri('large')} has 101 bytes, and at most 100"):
+        s3.get("large", max_bytes=100)
+
+
+def test_an_object_that_is_too_large_is_not_read_again_without_end(s3: Store) -> None:
+    s3.put("large", bytes(101))
+    with pytest.raises(InvalidDocument):
+        retry_until(lambda: s3.get("large", max_bytes=100), threading.Event(), "to read it")
+
+
+def test_an_object_that_is_larger_than_one_request_may_be_is_written_in_parts(s3: Store) -> None:
+    part = 5 << 20  # the smallest that S3 accepts
+    data = bytes(range(256)) * (2 * part // 256) + b"end"
+    s3.put_large("weights", data, part_bytes=part)
+    entry = s3.head("weights")
+    assert entry is not None
+    assert entry.etag.endswith('-3"')
+    assert s3.get("weights") == data

@@ -18,6 +18,7 @@ from rekindle.workload import (
     REQUIRED,
     SERVED,
     DataConfig,
+    check_program,
     get_training_function,
     load,
     prepare,
@@ -25,7 +26,7 @@ from rekindle.workload import (
 from steps.fraud.handbook_protocol import Weekly
 from tests.commands import ROOT
 
-ONE_OF = {"model"}  # or families
+ONE_OF = {"model", "load"}  # or families
 TRAINING = {"optimizer", "schedule", "measures"}  # settings of the training, docs/training.md
 EXAMPLES = ("steps.digits", "steps.language", "steps.boosting", "steps.fraud")
 
@@ -212,3 +213,31 @@ def test_the_newest_row_may_have_any_time_zone(tmp_path: Path) -> None:
         ].rows
         == 3
     )
+
+
+def test_a_workload_for_a_program_needs_neither_model_nor_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slopes: Any = load("tests.rekindle.program.slopes")
+    assert not hasattr(slopes, "loss")
+    check_program(slopes.__name__)
+
+    monkeypatch.setattr(slopes, "load", lambda path: path)
+    with pytest.raises(ConfigError, match=r"load\(path\) cannot be called as load\(path, facts\)"):
+        load(slopes.__name__)
+
+    monkeypatch.delattr(slopes, "load")
+    with pytest.raises(
+        ConfigError,
+        match=r"defines neither model nor families nor load: .*load\(path, facts\) if a",
+    ):
+        load(slopes.__name__)
+
+
+def test_a_workload_with_a_model_still_needs_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Any = load("tests.rekindle.release.lines")
+    monkeypatch.setattr(lines, "load", lambda path, facts: None, raising=False)
+    load("tests.rekindle.release.lines")
+    monkeypatch.delattr(lines, "loss")
+    with pytest.raises(ConfigError, match="lacks loss: a workload module must define"):
+        load("tests.rekindle.release.lines")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, DataError
 from rekindle.release.compare import read_predictions
 from rekindle.storage import Store
 from rekindle.workload import read_data_until
@@ -89,3 +89,32 @@ def test_a_model_that_cannot_be_refreshed_is_a_clear_error(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         refresh.run(inputs("nobody", workload))
+
+
+@pytest.mark.parametrize("reference", [b'{"rows": 6, "scores": {}, "features": {}}', None])
+def test_a_changed_reference_of_the_champion_is_not_released_again(
+    s3: Store,
+    mlflow_server: str,
+    small_dataset: Path,
+    expert: Path,
+    tmp_path: Path,
+    reference: bytes | None,
+) -> None:
+    name = f"m-{uuid4().hex[:8]}"
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
+    (report / "reference.json").write_text('{"rows": 5, "scores": {}, "features": {}}')
+    run_id = tracking.start_run(name, f"{name}-first")
+    artifacts: dict[str, Any] = {"model": expert, "dataset": small_dataset, "report": report}
+    first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
+    tracking.record_champion(name, first.version, "servers-1")
+
+    key = f"{first.model_uri}reference.json"
+    if reference:
+        s3.put(key, reference)
+    else:
+        s3.delete([key])
+
+    with pytest.raises(DataError, match=r"reference\.json changed since the release"):
+        refresh.run(inputs(name))

@@ -47,6 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(sections: dict[str, Any], **inputs: Any) -> dict[str, Any]:
     values = {name: sections[name] for name in ("workload", "data", "model", "train")}
+    values["program"] = sections.get("program") or {}
     step = rehearse.Inputs(**values, **inputs)
     try:
         return rehearse.run(step).report
@@ -305,3 +306,46 @@ def test_a_figure_that_is_undefined_after_one_step_is_null(value: str, tmp_path:
     assert result["metrics"] == {"rmse": None}
     assert "metrics     rmse not a number" in text(result)
     assert output_text("report", result)
+
+
+PROGRAM = {
+    "workload": "tests.rekindle.program.slopes",
+    "data": {"source": "none://1"},
+    "model": {},
+    "train": {},
+    "program": {"command": ["train.py"]},
+}
+
+
+COUNTER = """
+import os, sys, time
+path = sys.argv[1] + "/state.json"
+step = int(open(path).read()) if os.path.exists(path) else 0
+while True:
+    time.sleep(1.5)
+    step += 1
+    with open(path + ".tmp", "w") as file:
+        file.write(str(step))
+    os.replace(path + ".tmp", path)
+"""
+
+
+def test_a_program_is_killed_and_started_again_before_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "counter.py"
+    script.write_text(COUNTER)
+    program = {"command": [str(script), "{checkpoints}"]}
+    result = report(PROGRAM | {"program": program}, thorough=True)
+    assert result["rows"] == 20
+    assert result["program"]["checkpoint"] == "state.json"
+    lines = text(result).splitlines()
+    assert lines[0] == "data        20 rows"
+    assert "resume      continued after SIGKILL; the next save was state.json" in lines
+
+
+def test_an_invalid_test_row_of_a_program_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.rekindle.program.slopes.examples", lambda path: [({"y": 1}, 2.0)])
+    result = report(PROGRAM, thorough=True)
+    assert result["stage"] == "examples"
+    assert result["error"].startswith("`examples` gives test row 0, which is not a valid instance")

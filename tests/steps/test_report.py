@@ -307,3 +307,33 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
     run = client(mlflow_server).get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.metrics == {}
+
+
+def test_an_unexpected_error_in_a_summary_does_not_leave_the_run_open(
+    mlflow_server: str, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr(report, "log", fail)
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    ledger = key("train", LEDGER, name)
+    s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(map(json.dumps, EVENTS)).encode())
+    run_id = tracking.start_run("reports", name)
+
+    outputs = report.run(
+        report.Inputs(
+            workflow=name,
+            status="Succeeded",
+            experiment="reports",
+            ledgers=[ledger],
+            manifest="damaged",
+        )
+    )
+
+    assert client(mlflow_server).get_run(run_id).info.status == "FINISHED"
+    costs, summary, *_ = outputs.warnings
+    assert costs.startswith("the costs of the training are not recorded: ")
+    assert summary == (
+        "the summary of the training is not recorded: TypeError('unsupported operand')"
+    )

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekindle.blocks.jobs import job_set, kubeflow, pytorch_job, train_job
+from rekindle.blocks.jobs.members import MemberCommands
+from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
+from rekindle.kubernetes_names import PROGRAM, PROGRAM_IN_JOB, MemberModules
 from rekindle.training.spec import TrainConfig
 
-ManifestBuilder = Callable[[str, TrainConfig, ClusterConfig, list[str]], Manifest]
+ManifestBuilder = Callable[[str, TrainConfig, ClusterConfig, MemberCommands], Manifest]
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,13 @@ class Backend:
     job: ManifestBuilder
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
-    host: str  # host name of the coordinator; {0} is the job's name
+    # host name of the coordinator, {0} is the job's name; "" if additional workers cannot join
+    host: str = ""
     # maximum length of a job's name: the names of the job's pods are longer, and limited to 63
     # characters
     max_name_length: int = 45
     runtime: ManifestBuilder | None = None  # object that must be applied before the job
+    program: MemberModules = PROGRAM  # modules of the pods that run a program
 
 
 BACKENDS = {
@@ -47,4 +52,15 @@ BACKENDS = {
         runtime=train_job.training_runtime,
     ),
 }
-ELASTIC_KINDS = frozenset(backend.kind for backend in BACKENDS.values())
+
+
+def program_backend(job: ProgramJob) -> Backend:
+    """Return the backend of a program in a job of another framework."""
+    return Backend(
+        job.kind,
+        job.manifest,
+        lambda _: kubeflow.FRAMEWORKS[job.kind].success,
+        kubeflow.FAILURE,
+        max_name_length=50,
+        program=PROGRAM_IN_JOB,
+    )

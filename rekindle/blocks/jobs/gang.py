@@ -23,8 +23,8 @@ def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
 def queue_metadata(cluster: ClusterConfig) -> Manifest:
     """Return the metadata that names the queue, for pods whose scheduler is not set by an operator.
 
-    Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a
-    runtime's template).
+    Source: the annotations are read by Volcano (pkg/controllers/podgroup, from the pods of a Job)
+    and by Kubeflow Trainer (plugins/volcano, from the template of a runtime).
     """
     annotations = preset_fields("annotations", cluster)
     if annotations:

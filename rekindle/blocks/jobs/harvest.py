@@ -4,12 +4,13 @@ A queue such as Kueue admits and evicts each pod of the Deployment individually,
 admit or evict all pods of a job together. The extra workers join the job's coordinator like other
 workers, so the trained weights do not depend on when they join or leave.
 
-Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
+Source: the fields are defined by Kubernetes (apps/v1, DeploymentSpec), and the admission of the
+pods by Kueue 0.19 (plain pods of a Deployment).
 """
 
 from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import count_pods, member_metadata, worker_spec
+from rekindle.blocks.jobs.members import MemberCommands, count_pods, member_metadata, worker_spec
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -39,7 +40,7 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
 
 
 def harvest_deployment(
-    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str
+    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands, host: str
 ) -> Manifest:
     """Return the Deployment of the extra workers, those beyond the `train.workers` of the job.
 
@@ -65,7 +66,7 @@ def harvest_deployment(
             "revisionHistoryLimit": 0,
             "template": {
                 "metadata": member_metadata(name, HARVEST_ROLE, pod),
-                "spec": worker_spec(name, train, cluster, flags, "worker", host.format(name)),
+                "spec": worker_spec(name, train, cluster, commands, "worker", host.format(name)),
             },
         },
     }

@@ -4,14 +4,20 @@ Each worker has its own Job because the Job controller's back-off (10, 20, 40 s 
 pods of a Job. With JobSet's feature gate RestartJob (`cluster.restart_job`), the Job of a lost
 worker is recreated within 1-3 s instead of 10 s.
 
-Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
+Source: the fields are defined by JobSet 0.12 (jobset.x-k8s.io/v1alpha2) and Kubernetes (batch/v1).
 """
 
 import signal
 
 from argolocal.common import exit_codes
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import coordinator_spec, count_pods, member_metadata, worker_spec
+from rekindle.blocks.jobs.members import (
+    MemberCommands,
+    coordinator_spec,
+    count_pods,
+    member_metadata,
+    worker_spec,
+)
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.presets import merge_mappings
 from rekindle.blocks.settings import ClusterConfig
@@ -42,9 +48,11 @@ SIGNAL_EXIT_CODES = [
 ]
 
 
-def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def job_set(
+    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+) -> Manifest:
     """Return the JobSet `name` (at most 45 characters, as its pods' names are longer); all
-    processes get `flags`.
+    processes run `commands`.
 
     The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
     divisible by the number of GPUs per pod.
@@ -55,10 +63,10 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
 
-    pod = worker_spec(name, train, cluster, flags, "worker", HOST.format(name))
+    pod = worker_spec(name, train, cluster, commands, "worker", HOST.format(name))
     workers = worker_job(name, pod, cluster, restarts=not cluster.restart_job)
     jobs = [
-        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
+        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
         {"name": WORKER, "replicas": counts.pods, "template": {"spec": workers}},
     ]
 
@@ -84,11 +92,11 @@ def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bo
     return {"backoffLimit": limit, **indexed_pod(pod, metadata, cluster)}
 
 
-def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
     """Return the JobSpec of the coordinator. An exit code of the coordinator from 1 to 127 fails
     the job; after a signal or the loss of its node, the coordinator is restarted."""
     fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
-    pod = coordinator_spec(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
+    pod = coordinator_spec(name, cluster, commands, LEAD) | {"restartPolicy": "Never"}
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,

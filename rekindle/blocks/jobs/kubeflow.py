@@ -1,8 +1,9 @@
 """Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences
 between the kinds of jobs.
 
-Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go,
-core/status.go, util/status.go, and for each kind KIND_types.go and KIND_controller.go.
+Source: the fields, roles and conditions are defined by Kubeflow training operator 1.9, in
+common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go, and for each kind in
+KIND_types.go and KIND_controller.go.
 """
 
 from collections.abc import Mapping
@@ -54,8 +55,9 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    # roles whose pods complete the job; a job needs at least one of these roles
-    completing_roles: tuple[str, ...] = ()
+    # roles whose programs end by themselves; a job needs at least one of these roles. The first pod
+    # of the first of them leads the others
+    completing_roles: tuple[str, ...] = ("Worker",)
 
 
 FRAMEWORKS = {
@@ -73,6 +75,7 @@ FRAMEWORKS = {
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
+        completing_roles=("Master", "Worker"),
     ),
     # Without a Master, workers train collectively; a Master is a parameter server. Containers run
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
@@ -91,6 +94,7 @@ FRAMEWORKS = {
             "Worker": Role("ExitCode", min_pods=1, is_idle=True),
         },
         success="status.replicaStatuses.Launcher.succeeded > 0",
+        completing_roles=("Launcher",),
     ),
 }
 
@@ -155,7 +159,7 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 
             raise ConfigError(f"{job} has {count} {role}: there must be {limits}.")
 
-    if framework.completing_roles and not replicas.keys() & set(framework.completing_roles):
+    if not replicas.keys() & set(framework.completing_roles):
         roles = " nor a ".join(framework.completing_roles)
         raise ConfigError(f"{job} has neither a {roles}: it would never complete. Add one.")
 
@@ -163,7 +167,6 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """Return the PodSpec of a role's pods."""
     job = JOBS[kind]
-    rule = FRAMEWORKS[kind].roles[role]
 
     if role in job.leader_roles:
         config = replica.pod.on_demand()
@@ -171,19 +174,22 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
         config = replica.pod
 
     main = hardened_container(job.container_name, config, replica.args)
-    if rule.is_idle:
+    if FRAMEWORKS[kind].roles[role].is_idle:
         main["command"] = ["sh", "-c"]
         main["args"] = [IDLE_COMMAND]
 
     pod = pod_spec(
         config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds
     )
+    return omit_account(kind, role, pod)
 
-    if rule.has_account:
-        omitted_fields = ()
-    else:
-        omitted_fields = ("serviceAccountName", "automountServiceAccountToken")
 
+def omit_account(kind: str, role: str, pod: Manifest) -> Manifest:
+    """Return a PodSpec without the ServiceAccount, if the operator creates that of the role."""
+    if FRAMEWORKS[kind].roles[role].has_account:
+        return pod
+
+    omitted_fields = ("serviceAccountName", "automountServiceAccountToken")
     return {field: value for field, value in pod.items() if field not in omitted_fields}
 
 

@@ -1,6 +1,7 @@
 """PodSpecs of the members of an elastic training, for every kind of job: one coordinator, and
 workers that may join and leave."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -14,13 +15,20 @@ from rekindle.blocks.pod_settings import (
     hardened_container,
     image_variables,
     pod_spec,
+    secret_variables,
     shutdown_variables,
 )
 from rekindle.blocks.pod_settings import pod_metadata as pod_metadata
 from rekindle.blocks.pod_settings import tmp_volumes as pod_volumes
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
-from rekindle.kubernetes_names import POD_NAME, REKINDLE_DEADLINE, REKINDLE_METRICS, REKINDLE_SECRET
+from rekindle.kubernetes_names import (
+    POD_NAME,
+    REKINDLE_DEADLINE,
+    REKINDLE_METRICS,
+    REKINDLE_SECRET,
+    MemberModules,
+)
 from rekindle.training.spec import TrainConfig
 
 # The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs
@@ -29,6 +37,7 @@ SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
 METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
+METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 
 def run_secret(name: str) -> Manifest:
@@ -51,9 +60,30 @@ def run_secret(name: str) -> Manifest:
 
 
 @dataclass(frozen=True)
+class MemberCommands:
+    """The arguments of `python` in the two kinds of pods. `secrets`: environment variables of a
+    worker that contain secrets."""
+
+    coordinator: tuple[str, ...]
+    worker: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+
+
+def member_commands(
+    modules: MemberModules, flags: list[str], secrets: Sequence[str] = ()
+) -> MemberCommands:
+    """Return the commands of a training whose processes get `flags`."""
+    return MemberCommands(
+        coordinator=("-m", modules.coordinator, *flags),
+        worker=("-m", modules.launcher, *flags),
+        secrets=tuple(secrets),
+    )
+
+
+@dataclass(frozen=True)
 class PodCounts:
-    """The current, minimum and maximum number of worker pods of a training, and the workers per pod
-    (one per GPU)."""
+    """The initial, minimum and maximum number of worker pods of a training, and the number of
+    workers per pod (one per GPU)."""
 
     workers_per_pod: int
     pods: int
@@ -90,24 +120,28 @@ def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
     return pod_metadata(pod, WORKFLOW_LABEL | {JOB_NAME: name, REPLICA_TYPE: role})
 
 
+def coordinator_variables(pod: PodConfig) -> dict[str, str]:
+    """Return the environment variables of the coordinator; `pod`: pod of the members."""
+    return {
+        REKINDLE_DEADLINE: str(60 * pod.deadline_minutes),
+        REKINDLE_METRICS: str(METRICS_PORT),
+    }
+
+
 def coordinator_spec(
-    name: str, cluster: ClusterConfig, flags: list[str], container_name: str
+    name: str, cluster: ClusterConfig, commands: MemberCommands, container_name: str
 ) -> Manifest:
     """Return the PodSpec of the coordinator. `container_name`: the name that the kind of job
     prescribes."""
     pod = cluster.pod("coordinator")
-    args = ["-m", "rekindle.training.membership.server", *flags]
-    variables = {
-        REKINDLE_DEADLINE: 60 * cluster.pod("train").deadline_minutes,
-        REKINDLE_METRICS: METRICS_PORT,
-    }
+    args = list(commands.coordinator)
+    variables = coordinator_variables(cluster.pod("train"))
     env = [*POD_ADDRESS, _secret_variable(name), *image_variables(cluster.pod("train").image)]
-    env += ({"name": key, "value": str(value)} for key, value in variables.items())
-    ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
-    main = hardened_container(container_name, pod, args, env=env, ports=ports)
+    env += ({"name": key, "value": value} for key, value in variables.items())
+    main = hardened_container(container_name, pod, args, env=env, ports=METRICS_PORTS)
 
-    # the operator checks the deadline of the job only when a pod changes, so this pod has a
-    # deadline of its own, whose end is such a change
+    # the operator checks the deadline of the job only when a pod changes, so this pod gets the same
+    # deadline: its end causes the check
     return pod_spec(
         pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
     )
@@ -117,7 +151,7 @@ def worker_spec(
     name: str,
     train: TrainConfig,
     cluster: ClusterConfig,
-    flags: list[str],
+    commands: MemberCommands,
     container_name: str,
     host: str = "",
 ) -> Manifest:
@@ -131,19 +165,34 @@ def worker_spec(
         variables = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""}
     else:
         variables = {}
+    return member_spec(name, pod, cluster, commands, container_name, variables)
 
+
+def member_spec(
+    name: str,
+    pod: PodConfig,
+    cluster: ClusterConfig,
+    commands: MemberCommands,
+    container_name: str,
+    variables: Mapping[str, str],
+    **container_fields: object,
+) -> Manifest:
+    """Return the PodSpec of a member of the group. `variables`: environment variables, in addition
+    to those of all members."""
     main = hardened_container(
         container_name,
         pod,
-        ["-m", "rekindle.training.launch.launcher", *flags],
+        list(commands.worker),
         env=[
             *POD_ADDRESS,
             {"name": POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret_variable(name),
             *({"name": key, "value": value} for key, value in variables.items() if value),
             *shutdown_variables(pod),
+            *secret_variables(commands.secrets),
         ],
         volumeMounts=[*TMP_MOUNTS, SHARED_MOUNT],
+        **container_fields,
     )
 
     pod_fields = {

@@ -1,12 +1,12 @@
 """An elastic PyTorchJob: the Master is the coordinator, Workers may join and leave.
 
-Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
+Source: the fields and the status are defined by Kubeflow training operator 1.9 (PyTorchJobSpec).
 """
 
 from argolocal.manifest.training_jobs import JOB_VERSION
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
-from rekindle.blocks.jobs.members import coordinator_spec, count_pods, worker_spec
+from rekindle.blocks.jobs.members import MemberCommands, coordinator_spec, count_pods, worker_spec
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -16,10 +16,10 @@ HOST = "{0}-master-0"  # host name of the coordinator
 
 
 def pytorch_job(
-    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]
+    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the job `name` (at most 53 characters, as its pods' names are longer). All processes
-    get `flags` and the Secret `name`.
+    run `commands` and the Secret `name`.
 
     The exit code of the Master decides: 0 completes the job, 1-127 fail it, 128 and above (a
     signal, a drain) restart the Master. The operator always restarts workers: the coordinator
@@ -27,13 +27,13 @@ def pytorch_job(
     if the numbers of workers are not multiples of the number of GPUs per pod.
     """
     counts = count_pods(train, cluster)
-    master_pod = coordinator_spec(name, cluster, flags, "pytorch")
-    worker_pod = worker_spec(name, train, cluster, flags, "pytorch")
+    master_pod = coordinator_spec(name, cluster, commands, "pytorch")
+    worker_pod = worker_spec(name, train, cluster, commands, "pytorch")
 
     # one more pod, for the coordinator
     policy = run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
-    # only the deadline of the workflow: the coordinator enforces the time limit of an attempt,
-    # which excludes the time that pods wait for nodes
+    # the deadline of the workflow, not of an attempt: the coordinator enforces the time limit of an
+    # attempt, and does not count the time that pods wait for nodes
     policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
     processes = {}

@@ -4,13 +4,13 @@ A TrainJob can set only the command of its nodes, so each training has its own T
 which is applied before the job. The Job controller replaces a lost node after 10 s or more (its
 back-off counts the failures of all nodes); the kubelet restarts a crashed container.
 
-Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
+Source: the fields are defined by Kubeflow Trainer 2.3 (trainer.kubeflow.org/v1alpha1).
 """
 
 from argolocal.manifest.object_labels import TRAINER_STEP
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
-from rekindle.blocks.jobs.members import count_pods, worker_spec
+from rekindle.blocks.jobs.members import MemberCommands, count_pods, worker_spec
 from rekindle.blocks.pod_settings import WORKFLOW_LABEL, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -32,14 +32,14 @@ def success_condition(cluster: ClusterConfig) -> str:
 
 
 def training_runtime(
-    name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]
+    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
     Job for the nodes."""
-    pod = worker_spec(name, train, cluster, flags, NODE, HOST.format(name))
+    pod = worker_spec(name, train, cluster, commands, NODE, HOST.format(name))
     nodes = worker_job(name, pod, cluster, restarts=True)
     jobs = [
-        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
+        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
         {
             "name": NODE,
             "replicas": 1,
@@ -71,7 +71,9 @@ def training_runtime(
     }
 
 
-def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def train_job(
+    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+) -> Manifest:
     """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses
     its runtime."""
     counts = count_pods(train, cluster)

@@ -28,7 +28,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from argolocal.common.addresses import AFTER_HOST
+from argolocal.common.addresses import AFTER_HOST, SECRET_NAME
+from argolocal.common.environment import names_secret
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
@@ -36,6 +37,8 @@ from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import POD_DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, without_secrets
 from rekindle.gate import Gate, check_bounds
+from rekindle.program.config import ProgramConfig, check_model_placeholders
+from rekindle.program.processes.working_folder import check_file
 from rekindle.release.serve_config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import (
@@ -48,7 +51,7 @@ from rekindle.sections import (
     settings,
 )
 from rekindle.training.spec import TrainConfig, check_supported_settings
-from rekindle.workload import DataConfig, load
+from rekindle.workload import DataConfig, check_program, load
 
 DEFAULT_PIPELINE = "pipelines.training"
 # a URL with a password, or with a signature or token in its query, fragment or path, except a
@@ -58,8 +61,7 @@ PASSWORD_URL = re.compile(
     rf"""
     (?:(?<=:)|(?<!\S))//[^\s/?#@:]*:(?!\$\(|{AFTER_HOST})[^\n@][^\n]*@[\w.\[-]
     | ^[^\s/?#@:]+:(?!\$\()[^\s/@]+@(?!sha(?:256|512):)[\w.-]+(?:[:/]|$)
-    | [?&;\#](?:[\w.-]*[._-])?
-      (?:sig|signature|\w*token|passw(?:or)?d|pwd|api_?key|secret|credential)=(?!\$\()[^&\s]
+    | [?&;\#]{SECRET_NAME}=(?!\$\()[^&\s]
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -131,6 +133,9 @@ class Config(Section):
     )
     data: DataConfig
     model: Section
+    program: ProgramConfig | None = Field(
+        None, description="a training program of your own, in place of the workload's model"
+    )
     train: TrainConfig = _default_section(TrainConfig)
     gate: Gate = _default_section(Gate)
     serve: ServeConfig = _default_section(ServeConfig)
@@ -166,8 +171,8 @@ def _working_directory(key: str) -> Path:
 def resolve_data(
     data: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
 ) -> DataConfig:
-    """Return the section `data` with absolute paths. A relative path is resolved against the folder
-    that belongs to its key."""
+    """Return the section `data` with absolute paths. A relative path is relative to the folder that
+    `folder_for_key` returns for its key."""
     if "://" not in data.source:
         source = str(folder_for_key("data.source") / Path(data.source).expanduser())
         data = data.model_copy(update={"source": source})
@@ -177,15 +182,17 @@ def resolve_data(
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, value) of each text in the user's own sections that is the relative path of an
     existing file."""
-    own_sections = [
-        *(type(config).model_fields.keys() - Config.model_fields.keys()),
-        "data",
-        "model",
-    ]
-    for section in sorted(own_sections):
+    for section in _own_sections(config):
         for key, value in leaves(getattr(config, section), section):
             if isinstance(value, str) and value and _is_relative_path(value):
                 yield key, value
+
+
+def _own_sections(config: Config) -> list[str]:
+    """Return the names of the sections that the workload and the pipeline define."""
+    return sorted(
+        [*(type(config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
+    )
 
 
 def _is_relative_path(text: str) -> bool:
@@ -251,13 +258,13 @@ def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
 def load_config(
     file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Loaded:
-    """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key
-    or value.
+    """Load the config in `file`, overridden by `environment` and then by `sets`, texts such as
+    "train.workers=3". Raises a ConfigError that names each wrong key or value.
 
-    A Python file is a pipeline: its config has the defaults and the file's name. A relative path
-    that does not exist in the working directory is looked up in the project. In a file of another
-    project, `data.source` and the values of type `Path` in the user's own sections are relative to
-    that project.
+    If `file` is a Python file, it is a pipeline: its config consists of the defaults, and its
+    `name` is the name of the file. A relative path that does not exist in the working directory is
+    looked up in the project. In a file of another project, `data.source` and the values of type
+    `Path` in the user's own sections are relative to that project.
     """
     file = project.config(Path(file))
     values, origins = _merge(
@@ -332,6 +339,17 @@ def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
     with _prefix_errors(loaded.origin_below("gate") or file):
         check_bounds(config.gate, workload.metrics)
 
+    if config.program:
+        with _prefix_errors(loaded.origin_below("program") or file):
+            check_program(config.workload)
+            check_file(config.program.command)
+            check_model_placeholders(config.program, dict(config.model))
+        return
+
+    # pipelines without a training, such as batch scoring, need no model
+    if not families.has_model(workload):
+        return
+
     with _prefix_errors(loaded.origin("train.validation")):
         check_supported_settings(config.train, workload)
 
@@ -353,7 +371,8 @@ def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[
 
 def _reject_passwords(loaded: Loaded) -> None:
     """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
-    shows it during a run."""
+    shows it during a run. Raise it also for a secret in a section of the user's own."""
+    own_sections = _own_sections(loaded.config)
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
@@ -363,6 +382,26 @@ def _reject_passwords(loaded: Loaded) -> None:
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."
             )
+        if name.partition(".")[0] in own_sections and _is_own_secret(name, value):
+            raise ConfigError(
+                f"{_without_value(loaded.origin(name))}: {name} is a secret, which"
+                " everyone can read who can read the manifest or MLflow: remove it. A step can read"
+                " it from its environment, which has the keys of the Secret rekindle-s3."
+            )
+
+
+def _without_value(origin: str) -> str:
+    """Return an origin without the value of a flag such as `--set data.password=VALUE`."""
+    if origin.startswith("--set "):
+        return origin.partition("=")[0]
+    return origin
+
+
+def _is_own_secret(key: str, value: object) -> bool:
+    """Return True for a text in a section of the user's own whose key names a secret; not for the
+    name of a variable, such as $(PASSWORD)."""
+    is_text = isinstance(value, str) and value and not value.startswith("$(")
+    return bool(is_text) and names_secret(key.rpartition(".")[2])
 
 
 def _validate(
@@ -370,8 +409,9 @@ def _validate(
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
-    Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If it is not
-    there, it is looked up in the folder that `folder_for_key` returns for its key.
+    Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If this
+    directory does not contain the path, the path is looked up in the folder that `folder_for_key`
+    returns for its key.
     """
     context = {"folder_for_key": folder_for_key}
 
@@ -388,7 +428,8 @@ def _validate(
 
     for item in missing_paths:
         *parents, last_key = item["loc"]
-        # skip values in a union, whose location in the error also has parts that are not keys
+        # a value in a union is skipped: its location in the error also contains parts that are not
+        # keys
         with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
             holder[last_key] = str(
@@ -549,7 +590,9 @@ def _describe_error(error: ErrorDetails, loaded: Loaded, file: str) -> str:
         return f"{location}: {path} is empty: give it keys, or remove it."
 
     if error["type"] == "value_error" and isinstance(value, Mapping):
+        # the value may contain a secret, and so may a flag that sets it
         value_text = ""
+        location = _without_value(location)
     else:
         value_text = f" is {value!r}"
 

@@ -13,7 +13,7 @@ from rekindle.keys import CACHED
 
 # workflow parameters that are also recorded with a release
 RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
-# the value of `manifest` is encoded by `step.pack`
+# the value of `manifest` is encoded by `step.encode_parameter`
 PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED)
 # workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from rekindle.blocks.wiring import to_expression
-from rekindle.step import to_text
+from rekindle.step import SCALARS, to_text
 
 TEMPLATE_TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
 # tags that need no quotes, because Argo or Kubernetes has validated their values (names, times and
@@ -29,10 +31,16 @@ def quote_in_json(value: object) -> Any:
 
 
 def format_input(value: object) -> str:
-    """Format an input of a step as text; in a value that is not text, quote the tags for JSON."""
-    return to_text(
-        value if isinstance(value, str) else _quote_json(value, "toJson(string({0}))[1:-1]")
-    )
+    """Format an input of a step as text; in a value that is not text, quote the tags for JSON.
+
+    Sections of the config and other models are first converted to plain values, also inside lists
+    and mappings, since `_quote_json` finds no tags in a model.
+    """
+    if isinstance(value, SCALARS):
+        return to_text(value)
+
+    plain_value = to_jsonable_python(value)
+    return to_text(_quote_json(plain_value, "toJson(string({0}))[1:-1]"))
 
 
 def quote_argument(text: str) -> str:

@@ -70,8 +70,8 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A tracked file. `flag`: S if git skips the file in the work tree; lower case if git assumes
-    that the file is unchanged."""
+    """A tracked file. `flag`: the letter S if git skips the file in the work tree; a lower-case
+    letter if git assumes that the file is unchanged."""
 
     flag: str
     mode: str
@@ -125,7 +125,7 @@ class Repository:
         index_entries = self._index_entries()
         self._reject_special_attributes(index_entries)
 
-        # checked before `git status` runs, because it reads the references of submodules
+        # checked before `git status` runs, because `git status` reads the references of submodules
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
         # ignore submodules here: git would read their files with the settings of the submodule
@@ -296,8 +296,8 @@ def _git_dir(top: Path) -> Path:
 
 
 def _folder_named_in(file: Path, prefix: str) -> Path | None:
-    """Return the folder whose path, relative to `file`, is in `file` after `prefix`; None if there
-    is no such folder."""
+    """Return the folder that `file` names after `prefix`, by a path relative to the folder of
+    `file`; None if this folder does not exist."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
     name = text.removeprefix(prefix).strip()
     if not name or "\0" in name or not text.startswith(prefix):

@@ -11,10 +11,10 @@ from rekindle.blocks.binding import check_input_names, validate_inputs
 from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.dag_scope import StoredArtifact
 from rekindle.blocks.dependencies import FINAL_PHASES, after_any
-from rekindle.blocks.jobs.backends import BACKENDS, ManifestBuilder
+from rekindle.blocks.jobs.backends import BACKENDS, Backend, ManifestBuilder
 from rekindle.blocks.jobs.harvest import HARVEST_KIND as HARVEST
 from rekindle.blocks.jobs.harvest import harvest_deployment, limit_to_minimum
-from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.jobs.members import PodCounts, count_pods, member_commands, run_secret
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.recipe.job import Job, add_job, find_sources, held_out_settings, watch_template
@@ -22,7 +22,18 @@ from rekindle.blocks.resource import apply, render, text_tag
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
 from rekindle.blocks.workflow import WORKFLOW_FAILED, at_exit, current_pipeline
-from rekindle.keys import CHECKPOINTS, MODEL, REUSED_MODELS, cached_key, cached_name, key, reuse
+from rekindle.keys import (
+    CHECKPOINTS,
+    LEDGER,
+    MODEL,
+    REUSED_MODELS,
+    cached_key,
+    cached_name,
+    key,
+    reuse,
+)
+from rekindle.kubernetes_names import WORKLOAD, MemberModules
+from rekindle.program.config import ProgramConfig
 from rekindle.sections import Section
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
@@ -30,9 +41,11 @@ from rekindle.training.spec import TrainConfig
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that all Kubernetes objects of one training share. `flags`: arguments of the
-    training's processes; `parameters`: values of the template tags in `flags`."""
+    """The settings that all Kubernetes objects of one training share. `modules`: of its pods;
+    `flags`: arguments of the pods' processes; `parameters`: values of the template tags in
+    `flags`."""
 
+    modules: MemberModules
     task: str
     object_name: str
     train: TrainConfig
@@ -43,8 +56,11 @@ class Training:
 
     def manifest(self, build: ManifestBuilder, **more_flags: str) -> Manifest:
         """Return the object that `build` makes for this training."""
-        flags = step_flags("steps.train", {**self.flags, **more_flags})
-        return build(self.object_name, self.train, self.cluster, flags)
+        flags = step_flags(self.modules.step, {**self.flags, **more_flags})
+        program = self.flags.get("program")
+        secrets = program.secrets if program else ()
+        commands = member_commands(self.modules, flags, secrets)
+        return build(self.object_name, self.train, self.cluster, commands)
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,36 @@ class AppliedObject:
 
 
 def train_elastic(
-    data: Block, *, task: str, train: TrainConfig, model: Section, **inputs: object
+    data: Block,
+    *,
+    task: str,
+    train: TrainConfig,
+    model: Section,
+    program: ProgramConfig | None = None,
+    **inputs: object,
 ) -> Block:
-    """Train one model in an elastic job, which is applied after its Secret and its runtime."""
+    """Train one model in an elastic job (cluster.backend). With `program`, the pods run this
+    program, otherwise the workload."""
+    cluster = current_pipeline().config.cluster
+    backend = BACKENDS[cluster.backend]
+    train = limit_to_minimum(train, cluster)
+    settings = member_settings(train, model, program, count_pods(train, cluster))
+    return add_training(data, task, backend, train, settings, inputs)
+
+
+def add_training(
+    data: Block,
+    task: str,
+    backend: Backend,
+    train: TrainConfig,
+    settings: Mapping[str, Any],
+    inputs: Mapping[str, object],
+) -> Block:
+    """Add a job of the kind `backend`, which is applied after its Secret and its runtime.
+    `settings`: inputs of its pods that come from the config."""
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
-    backend = BACKENDS[cluster.backend]
-    training = _define_training(data, task, limit_to_minimum(train, cluster), model, inputs)
+    training = _define_training(data, task, backend, train, settings, inputs)
 
     # with a runtime, the flags are in the runtime instead of the job
     job_parameters = {} if backend.runtime else training.parameters
@@ -101,6 +140,7 @@ def train_elastic(
         after=names,
     )
     block = add_job(job, data)
+    pipeline.ledgers.append(key(training.task, LEDGER))
     block.inputs = {
         "dataset": training.dataset,
         **parameters,
@@ -108,7 +148,7 @@ def train_elastic(
     }
 
     objects = [AppliedObject(training.task, template, backend.job), *predecessors]
-    if cluster.harvest:
+    if cluster.harvest and backend.host:
         build = partial(harvest_deployment, host=backend.host)
         uses = [training.dataset]
         objects.append(
@@ -123,10 +163,34 @@ def train_elastic(
     return block
 
 
+def member_settings(
+    train: TrainConfig, model: Section, program: ProgramConfig | None, counts: PodCounts
+) -> dict[str, Any]:
+    """Return the inputs of a training that come from the config."""
+    if program is None:
+        return {**dict(train), "model": model}
+
+    return {
+        "program": program,
+        "model": model,
+        "workers": counts.pods,
+        "min_workers": counts.min_pods,
+        "max_workers": counts.max_pods,
+        "silence_seconds": train.silence_seconds,
+        "hung_seconds": train.hung_seconds,
+    }
+
+
 def _define_training(
-    data: Block, task: str, train: TrainConfig, model: Section, inputs: Mapping[str, Any]
+    data: Block,
+    task: str,
+    backend: Backend,
+    train: TrainConfig,
+    settings: Mapping[str, Any],
+    inputs: Mapping[str, Any],
 ) -> Training:
     """Reserve the name of a training, and validate its flags. Raises WiringError."""
+    modules = backend.program if "program" in settings else WORKLOAD
     pipeline = current_pipeline()
     config = pipeline.config
     sources = find_sources(data, inputs)
@@ -141,22 +205,23 @@ def _define_training(
         if field != "dataset" and field not in sources
     }
     flags = {
-        **dict(train),
+        **settings,
         "workload": config.workload,
-        "model": model,
         **more_inputs,
         "dataset": dataset.key,
         "out": key(name, MODEL),
         "checkpoints": key(name, CHECKPOINTS),
         **{field: text_tag(field) for field in sources},
-        "reuse": reuse(),
     }
-    fields = load("steps.train").Inputs.model_fields
-    check_input_names(name, flags, fields, ("task", "train", "model"))
+    fields = load(modules.step).Inputs.model_fields
+    if "reuse" in fields:
+        flags["reuse"] = reuse()
+
+    check_input_names(name, flags, fields, ("task", "train", "model", "program"))
     validate_inputs(name, {**sources, **more_inputs}, fields)
 
-    object_name = pipeline.job_name(name, BACKENDS[config.cluster.backend].max_name_length)
-    return Training(name, object_name, train, config.cluster, flags, dataset, sources)
+    object_name = pipeline.job_name(name, backend.max_name_length)
+    return Training(modules, name, object_name, train, config.cluster, flags, dataset, sources)
 
 
 def _skip_if_reused(data: Block, task: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The group `promote`, which verifies and promotes a release, and the tasks after it, which switch
-clients to the release and remove servers."""
+"""The group `promote`, which verifies and promotes a release, and the tasks after this group, which
+switch clients to the release and remove expired and failed servers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -62,8 +62,8 @@ def _add_attempt(
     """Add to the active group the tasks that verify and promote a release; return the names and
     types of the group's outputs.
 
-    If the champion has changed, the group repeats the evaluation and, with the verdict `release`,
-    calls itself.
+    If the champion has changed, the group repeats the evaluation and, if the new verdict is
+    `release`, calls itself.
     """
     pipeline = current_pipeline()
     scope = pipeline.current_scope()
@@ -188,7 +188,7 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     block.outputs = Outputs(name, {"canary": outcome})
     _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
 
-    # the candidate also loses its requests if the workflow is stopped during the rollout
+    # also end the candidate's share of the requests if the workflow is stopped during the rollout
     with at_exit():
         _add_unshare_task(
             servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED

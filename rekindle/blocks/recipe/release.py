@@ -62,8 +62,8 @@ def _pass_task_name(evaluation: Block) -> None:
 
 
 def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
-    """Upload and register a model with the verdict `release`. Outputs: model_uri, version,
-    content."""
+    """Upload and register a model with the verdict `release`. Outputs: model_uri, version, content
+    (a digest of the served files)."""
     config = current_pipeline().config
     image = config.cluster.pod("train").image
 
@@ -106,8 +106,8 @@ def _raw_data_digest(evaluation: Block) -> str:
 def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None) -> Block:
     """Start the servers of a release, without traffic: `verify` switches clients to them.
 
-    `serve`: section of the config (default: the config's own). The objects are named after the
-    model.
+    `serve`: settings of the servers (default: the section `serve` of the config). The names of the
+    Kubernetes objects begin with the name of the model.
     """
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
@@ -170,7 +170,8 @@ def ship(
 ) -> Block:
     """Release, deploy and verify a model with the verdict `release`, in a group called `name`.
 
-    `when`: a further condition; `inputs`: inputs of `verify`. Returns the block `verify`.
+    `when`: a condition in addition to the verdict; `inputs`: inputs of `verify`. Returns the block
+    `verify`.
     """
     verdict = resolve(evaluation, "verdict") == "release"
     with group(name, when=verdict & when if when is not None else verdict):
@@ -180,8 +181,9 @@ def ship(
 def decide(model: Block, **inputs: Any) -> Block:
     """Evaluate and ship a model, in a group that a mutex limits to one run at a time.
 
-    The mutex avoids repeated evaluations: each new champion requires another one. `inputs`: inputs
-    of `evaluate`. A pipeline with several models must create the group itself. Returns the block
+    The mutex avoids repeated evaluations: if another run promotes a new champion in the meantime, a
+    run must evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several
+    models must create such a group itself, instead of calling `decide`. Returns the block
     `evaluate`.
     """
     with group("decide", mutex=current_pipeline().config.name):

@@ -13,9 +13,11 @@ from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_dig
 from rekindle.blocks.workflow import current_pipeline, step
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED
+from rekindle.program.config import ProgramConfig
 from rekindle.project.template import NAME
 from rekindle.sections import Section
 from rekindle.training.spec import TrainConfig
+from rekindle.workload import check_program
 from rekindle.workload import load as load_workload
 
 
@@ -24,8 +26,8 @@ def prepare(
 ) -> Block:
     """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
 
-    `source`: output of an earlier step that replaces data.source, an artifact or a text (a path or
-    URI).
+    `source`: output of an earlier step, which replaces data.source; the output is an artifact, or a
+    text with a path or URI.
     """
     pipeline = current_pipeline()
     config = pipeline.config
@@ -75,14 +77,18 @@ def train(
     model: Section | None = None,
     **inputs: object,
 ) -> Block:
-    """Train a model in an elastic job (cluster.backend). Output: model.
+    """Train a model in an elastic job; `cluster.backend` is the kind of the job. Output: model.
 
-    If the workload has several families, train each of them and choose one by validation, unless
-    `family` names one. `train` and `model`: sections of the config (default: the config's own).
-    `inputs` may have dataset, digest, run_id, and `start`, the model_uri of a release with the
-    initial weights.
+    If the config has a section `program`, run this program. If the workload has several families of
+    models and `family` is empty, train a model of each family and choose one by validation. `train`
+    and `model`: settings of the training and of the model (default: the sections of the config with
+    these names). `inputs` may contain `dataset`, `digest`, `run_id` and `start`; `start` is the
+    model_uri of a release whose weights are the initial weights.
     """
     config = current_pipeline().config
+    if config.program and not family:
+        return program(data, task=task, program=config.program, train=train, model=model, **inputs)
+
     check_section("train", train, TrainConfig)
     check_section("model", model, type(config.model))
     workload = load_workload(config.workload)
@@ -101,7 +107,50 @@ def train(
 
     if names[0]:
         inputs["family"] = names[0]
-    return train_elastic(data, task=task, train=section, model=model or config.model, **inputs)
+    return train_elastic(
+        data, task=task, train=section, model=model or config.model, program=None, **inputs
+    )
+
+
+def program(
+    data: Block,
+    *,
+    task: str = "",
+    program: ProgramConfig | None = None,
+    train: TrainConfig | None = None,
+    model: Section | None = None,
+    **inputs: object,
+) -> Block:
+    """Run a training program of your own in an elastic job (cluster.backend). Output: model.
+
+    `program`, `train` and `model`: sections of the config (default: the config's own). `inputs` may
+    have dataset, digest and run_id.
+    """
+    config = current_pipeline().config
+    check_section("program", program, ProgramConfig)
+    check_section("train", train, TrainConfig)
+    check_section("model", model, type(config.model))
+
+    section = program or config.program
+    if section is None:
+        refuse(
+            "the config has no section `program`: add it, or pass one, as in program(data,"
+            ' program=ProgramConfig(command=["train.py"])).'
+        )
+
+    try:
+        check_program(config.workload)
+    except ConfigError as error:
+        refuse(" ".join(error.lines))
+
+    return train_elastic(
+        data,
+        task=task,
+        train=train or config.train,
+        model=model or config.model,
+        program=section,
+        **inputs,
+    )
 
 
 def choose(
@@ -112,8 +161,8 @@ def choose(
     train: TrainConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Choose one of several trained models by its validation loss or measure. Outputs: model,
-    family (its name in `models`).
+    """Choose the best of several trained models by its loss or a metric on the held-out samples.
+    Outputs: model, family (the name of the chosen model in `models`).
 
     `train`: section of the config that determines the held-out samples, which must be the same for
     all models.
@@ -186,7 +235,7 @@ def _add_fit_task(
 ) -> Block:
     """Fit a model of a family without a training loop, such as boosted trees, in one pod."""
     config = current_pipeline().config
-    # inputs of `train` that `fit` does not have
+    # remove the inputs of `train` that `fit` does not have
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
 
     values = {

@@ -103,8 +103,8 @@ def rollout_dag(
 
 
 def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None:
-    """Add a task that scales up the candidate if its share of the requests needs more pods than it
-    has at first."""
+    """Add a task that scales up the candidate if its share of the requests needs more pods than its
+    Deployment has at the start."""
     needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
     Task(
         name="scale",
@@ -141,8 +141,8 @@ def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
     """Return a Deployment of `replicas` candidate pods that get requests from the Service of the
     current version.
 
-    The pods have the labels of `former`, the current Deployment, so the Service selects them, too;
-    the new Deployment selects them by an additional label.
+    The pods have the labels of the current Deployment (the input `former`), so that the Service
+    selects them, too; the returned Deployment selects its pods by an additional label.
     """
     selector = {NAME_LABEL: model, CANARY: text_tag("server")}
     template = deployment["spec"]["template"]

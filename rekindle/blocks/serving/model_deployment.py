@@ -22,9 +22,9 @@ from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 STARTUP_SECONDS = 600  # time limit for loading the model, which `verify` also uses
 
 # When all pods are ready, the conditions Available and Progressing, in any order, have these
-# reasons. Right after an apply, the status may still describe the previous manifest, since a
-# condition cannot compare observedGeneration with generation. So steps.verify waits for the new
-# pods, and a failure of the previous manifest costs only one attempt.
+# reasons. Right after an apply, the status may still describe the previous manifest: these
+# expressions cannot compare observedGeneration with generation. So steps.verify itself waits for
+# the new pods, and the template is retried if it has failed because of the previous manifest.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
     for i in range(2)

@@ -20,7 +20,8 @@ def route(model: str, serve: ServeConfig) -> Manifest | None:
 def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
     """Return an HTTPRoute that sends a model's requests to its Service.
 
-    `server` gets `percent` of the requests or, as a shadow, a copy of each request.
+    The Service `server`, if set, gets a share of the requests (the template's input `percent`) or,
+    with `serve.canary.shadow`, a copy of each request.
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """

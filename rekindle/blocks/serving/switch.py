@@ -34,14 +34,14 @@ VERSION = text_tag("version")
 SERVES_CHAMPION = quote_word(
     f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
 )
-# the loop's earlier Deployment exists and has pods
+# condition of a task in a loop over earlier Deployments: the Deployment exists and has pods
 HAS_PODS = quote_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 DEPLOYMENT_FIELDS = {
     "server": "{.metadata.name}",
     "generation": "{.metadata.generation}",
     "replicas": "{.spec.replicas}",
 }
-# name of the output with the number of pods of the largest earlier Deployment
+# path of the output with the number of pods of the largest earlier Deployment
 REPLICAS = "tasks.champion.outputs.parameters.replicas"
 
 
@@ -106,8 +106,8 @@ def switch_dag(
 
 
 def _add_changes(templates: dict[str, Resource]) -> None:
-    """Add the tasks that point the Service of the model, and its other objects, at the new
-    servers."""
+    """Add the tasks that apply the model's Service, autoscaler, disruption budget and route for the
+    new servers."""
     server = {"server": SERVER}
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     arguments = {"service": server | version, "autoscaler": server}

@@ -47,10 +47,11 @@ def reproduce(
     command lists what is missing or differs on this machine, runs the pipeline of that commit in a
     temporary folder with services of its own, and compares the sha256 of the weights. A difference
     is an error if it changes the weights, such as other code, data or processors, or a warning if
-    it may change them. Different weights are explained by the first difference: of the dataset, the
-    settings, the machine, or the loss of a step. Nothing is released, and the project, home and
-    services stay unchanged. The default of VERSION is the champion. For a release of a cluster, set
-    the addresses of its services: MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
+    it may change them. If the weights differ, the command prints the first difference that it
+    finds: in the dataset, the settings, the machine, or the value of the loss at a step. Nothing is
+    released; the project, the data of earlier runs and the running services stay unchanged. The
+    default of VERSION is the champion. For a release of a cluster, set the addresses of its
+    services: MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL.
 
     Exit codes: 0 equal weights, 1 the run failed, 2 bad usage, or a difference that is an error
     (see --ignore-errors), 3 different weights.

@@ -1,15 +1,17 @@
 """Differences between the training operator's kinds of jobs: when a job ends, and the environment
 of its pods.
 
-Source: Kubeflow training operator 1.9: KIND_types.go, and pytorch/envvar.go, elastic.go,
-tensorflow/tensorflow.go, xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go,
+The rules are from Kubeflow training operator 1.9, in KIND_types.go, pytorch/envvar.go, elastic.go,
+tensorflow/tensorflow.go, xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go and
 mpi/mpijob_controller.go.
 """
 
 import re
 from collections.abc import Callable
 
+from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.common.json_text import to_json
+from argolocal.manifest import training_jobs
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.manifest.types import Object
 
@@ -28,10 +30,7 @@ def replica_count(obj: Object, role: str) -> int:
 
 
 def pod_name(obj: Object, role: str, index: int = 0) -> str:
-    name = f"{obj['metadata']['name']}-{role.lower()}"
-    if role == "Launcher":
-        return name
-    return f"{name}-{index}"
+    return training_jobs.pod_name(obj["metadata"]["name"], role, index)
 
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
@@ -116,7 +115,7 @@ def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, 
         env["PET_MASTER_PORT"] = port
         env["MASTER_ADDR"] = host
         env["PET_MASTER_ADDR"] = host
-        size = _total_replicas(obj) * (int(nproc) if nproc.isdigit() else 1)
+        size = _total_replicas(obj) * (int(nproc) if WHOLE_NUMBER.fullmatch(nproc) else 1)
         env["WORLD_SIZE"] = str(size)
         env["RANK"] = rank
         env["PET_NODE_RANK"] = rank

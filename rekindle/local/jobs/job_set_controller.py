@@ -1,10 +1,12 @@
 """JobSets and TrainJobs: the pods of their Jobs as child processes, by JobSet's and the Job
 controller's rules.
 
-Source: JobSet 0.12 (pkg/controllers/{jobset_controller,failure_policy,success_policy}.go),
-Kubernetes pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: pod names lack the
-random suffix, environment variables have loopback addresses instead of DNS names, a lost pod is
-replaced after the back-off of pod_process.py, and startupPolicy is rejected.
+The rules are from JobSet 0.12
+(pkg/controllers/{jobset_controller,failure_policy,success_policy}.go), Kubernetes
+(pkg/controller/job) and Kubeflow Trainer 2.3 (pkg/runtime). This module differs from these
+controllers: pod names lack the random suffix, environment variables have loopback addresses instead
+of DNS names, a lost pod is replaced after the back-off of pod_process.py, and startupPolicy is
+rejected.
 """
 
 import time
@@ -39,8 +41,8 @@ def pods_of(obj: Object) -> dict[str, PodIndex]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures`: number of failed pods of each Job, which its
-    backoffLimit restricts."""
+    """The controller of JobSets. `Job.failures` contains the number of failed pods of each Job of
+    the JobSet, which the Job's backoffLimit restricts."""
 
     kind = "JobSet"
     api_versions = ()
@@ -274,8 +276,8 @@ def _end(status: Object, state: str, reason: str, message: str) -> None:
 
 
 class TrainJobs(Controller):
-    """The controller of TrainJobs. Each TrainJob creates a JobSet with its name from its
-    TrainingRuntime."""
+    """The controller of TrainJobs. For each TrainJob, it creates a JobSet of the same name from the
+    template in the TrainingRuntime."""
 
     kind = "TrainJob"
 

@@ -41,8 +41,8 @@ class ModelDeployments(Deployments):
     """The Deployments of model servers."""
 
     def apply(self, obj: Object) -> Object:
-        """Apply the Deployment; use another port if a program of this machine occupies the port for
-        all pods."""
+        """Apply the Deployment; its pods use another port if a program of this machine listens on
+        their port at all addresses."""
         self.check(obj)
         return super().apply(move_server_port(self.cluster, obj))
 
@@ -81,7 +81,8 @@ class ModelServices(Services):
             yield
 
     def _set_free_port(self, obj: Object) -> Object:
-        """Return the Service with its current port or, if it has none, the next free port."""
+        """Return the Service with its current port or, if it does not have a port yet or the port
+        is taken, with the next free port."""
         name = obj["metadata"]["name"]
         first_entry, *other_entries = obj["spec"]["ports"]
         default = first_entry["port"]

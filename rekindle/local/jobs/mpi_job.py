@@ -1,6 +1,7 @@
 """The files of an MPIJob's Launcher, to find its Workers and start processes in them.
 
-Source: Kubeflow training operator 1.9, mpi/mpijob_controller.go (newConfigMap, newLauncher).
+Kubeflow training operator 1.9 creates the same files (newConfigMap and newLauncher in
+mpi/mpijob_controller.go).
 """
 
 import shlex

@@ -1,10 +1,11 @@
 """Kubeflow's training jobs: replicas as child processes, with the environment, restarts and status
 of the operator.
 
-Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and each
-kind's KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS
-names, a shorter back-off before restarts (pod_process.py), failure messages quote the pod's log,
-and processes that `mpirun` starts in a Worker see the Launcher's files.
+The rules are from Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and
+each kind's KIND_controller.go and KIND_webhook.go). This module differs from the operator: pods
+have loopback addresses instead of DNS names, the back-off before restarts is shorter
+(pod_process.py), failure messages quote the pod's log, and processes that `mpirun` starts in a
+Worker see the Launcher's files.
 """
 
 import fcntl
@@ -77,8 +78,8 @@ class TrainingJobs(Controller):
             require_single_container(replica["template"]["spec"], f"{label}: {role}")
 
     def apply(self, obj: Object) -> Object:
-        """Apply the job; use another port if a program of this machine occupies the default port
-        for all pods."""
+        """Apply the job; its pods use another port if a program of this machine listens on the
+        default port at all addresses."""
         self.check(obj)
         return super().apply(move_job_port(self.cluster, obj, self.read(obj["metadata"]["name"])))
 
@@ -121,7 +122,7 @@ class TrainingJobs(Controller):
         self.jobs.clear()
 
     def clean_up(self) -> None:
-        """Remove leftovers of completed jobs of this run."""
+        """Remove the files of the finished jobs of this run."""
         for name in self.names():
             obj = self.read(name) or {}
             status = obj.get("status") or {}
@@ -255,9 +256,11 @@ class TrainingJobs(Controller):
 
     def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         spec = replicas_of(obj)[role]["template"]["spec"]
-        environment = operator_environment(obj, role, index, self.cluster.address) | self._memory(
-            obj, spec
-        )
+        environment = {
+            **operator_environment(obj, role, index, self.cluster.address),
+            **self._host_variables(obj, spec),
+            **self._memory(obj, spec),
+        }
         directories = {}
         if role == "Launcher":
             mpi_job.write_files(obj, self._mpi_folder(obj))
@@ -269,8 +272,19 @@ class TrainingJobs(Controller):
         )
 
     def _claims(self) -> list[str]:
-        """Return the names of the claims that the workflow of this run creates."""
+        """Return the names of the PersistentVolumeClaims that the workflow of this run creates."""
         return claims_of_run(RunFiles(self.cluster.home, self.run.name))
+
+    def _host_variables(self, obj: Object, spec: Object) -> dict[str, str]:
+        """Return the environment variables whose value is the host name of a pod, with its address
+        instead."""
+        variables = spec["containers"][0].get("env") or []
+        names = pods_of(obj)
+        return {
+            variable["name"]: self.cluster.address(variable["value"])
+            for variable in variables
+            if variable.get("value") in names
+        }
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
         return memory_volume(self.run, obj["metadata"]["name"], spec)
@@ -304,7 +318,8 @@ class TrainingJobs(Controller):
                 del job.pods[pod.name]
                 if tolerates_failure(obj, role, policy):
                     continue
-                # with ExitCode, the operator does not set completionTime
+                # the operator sets completionTime here, except for restartPolicy ExitCode in kinds
+                # other than MPIJob
                 if policy == "Never" or self.kind == "MPIJob":
                     status.setdefault("completionTime", timestamp(time.time()))
 
@@ -385,8 +400,8 @@ def _clean_policy(spec: Object) -> str:
 
 
 def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
-    """Return a message about the exceeded limit of a job; "" if it exceeds none. As in the
-    operator, only in-place restarts count towards backoffLimit."""
+    """Return a message about the limit that a job has exceeded, or "". As in the operator, only
+    in-place restarts count towards backoffLimit."""
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"

@@ -22,7 +22,7 @@ from typing import Any
 
 from argolocal.common.processes import end_unless_recorded
 from rekindle.kubernetes_names import MLFLOW_TRACKING_TOKEN
-from rekindle.local.services.login import Login
+from rekindle.local.services.login import MlflowLogin
 from rekindle.local.services.threaded_server import Connections
 from rekindle.tracking import REMOVED
 
@@ -109,8 +109,8 @@ def confine_artifacts(destination: str) -> None:
             return super().create_experiment(name, artifact_location, tags)
 
         def delete_run(self, run_id: object) -> None:
-            """Delete a run. If retention removes the run, delete its data, too; otherwise only
-            `mlflow gc` frees the space."""
+            """Delete a run. Also delete its data if Rekindle's retention has marked the run for
+            removal; the data of any other deleted run remains until `mlflow gc` removes it."""
             removed = REMOVED in self.get_run(run_id).data.tags
             super().delete_run(run_id)
             if removed:
@@ -186,7 +186,7 @@ def main() -> None:
     port = listening_socket.getsockname()[1]
     # used only as data for Handler: this server is never started
     server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
-    login = Login(token, port)
+    login = MlflowLogin(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:
         refusal = login.answer(head)

@@ -20,7 +20,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -102,8 +101,8 @@ class Services:
         self.used_names: set[str] = set()  # names of services that this process uses
 
     def start(self, *names: str) -> None:
-        """Start the services `names` (default: all) unless they run or real services are set.
-        Returns immediately."""
+        """Start the services `names` (default: all), except services that run already, and services
+        that a real service replaces (ADDRESS_VARIABLES). Returns immediately."""
         for name in names or SERVICES:
             if self.environ.get(ADDRESS_VARIABLES[name]):
                 continue
@@ -197,8 +196,8 @@ class Services:
         return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
-        """Store $REKINDLE_TOKEN, if it is set, as the tokens of this home, for the other process
-        that starts the model servers.
+        """Store $REKINDLE_TOKEN, if it is set, as the tokens of this home, because the model
+        servers are started by another process than this one.
 
         Raises ConfigError.
         """
@@ -216,7 +215,8 @@ class Services:
         write_atomically(self.folder / "token", " ".join(text.split()), 0o600)
 
     def login_page(self, page: str) -> str:
-        """Return the address of a page of the embedded MLflow that logs a browser in."""
+        """Return an address that logs a browser in to the embedded MLflow and then shows `page`, an
+        address of MLflow."""
         address, _, fragment = page.partition("/#")
         return (
             f"{address}/?token={self.login()[MLFLOW_TRACKING_TOKEN]}{fragment and '#' + fragment}"
@@ -229,15 +229,6 @@ class Services:
             return {name: self.environ[name] for name in LOGIN_VARIABLES if self.environ.get(name)}
         self.start("mlflow")
         return self._token()
-
-    def write_link(self, url: str) -> str:
-        """Write a file that redirects to `url`, and return its path: all local users can see a
-        browser's arguments."""
-        path = self.folder / "mlflow.html"
-        self._make_folder()
-        link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
-        write_atomically(path, link, 0o600)
-        return str(path)
 
     def _token(self) -> dict[str, str]:
         return self._keep_secret(TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)})

@@ -115,8 +115,8 @@ class Connections:
                 self._close_oldest()
 
     def _check(self, connection: socket.socket) -> None:
-        """Pass a connection to a thread if its head is complete; close it if the client left or its
-        head is long."""
+        """Pass a connection to a thread if the head of its request is complete; close the
+        connection if the client has left or the head is too long."""
         try:
             data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -204,7 +204,8 @@ class Connections:
 
 
 def find_fault(head: bytes) -> str:
-    """Return an error message if parsers may interpret a line of the head differently; else "".
+    """Return an error message if two parsers may interpret a line of the head in different ways,
+    else "".
 
     Python's own parser ends the headers at such a line, and would read a body as another request.
     """

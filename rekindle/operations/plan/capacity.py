@@ -1,8 +1,8 @@
 """Compares the pods of a run with a cluster: nodes, ResourceQuotas of the namespace, quotas of
 Kueue.
 
-Sources: Kubernetes 1.30, ResourceQuota; Kueue 0.19, ClusterQueue and Cohort (v1beta2; v1beta1 has
-other names for the cohort).
+The quotas are defined by Kubernetes 1.30 (ResourceQuota) and Kueue 0.19 (ClusterQueue and Cohort in
+v1beta2; v1beta1 has other names for the cohort).
 """
 
 import math
@@ -115,8 +115,8 @@ def _find_kueue_object(
 
 
 def _usable_quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
-    """Return what a ClusterQueue can use at most over all flavors, for the needed resources that it
-    limits."""
+    """Return the maximum amount that a ClusterQueue can use of each requested resource, over all
+    flavors. Resources that the queue does not limit are left out."""
     result: dict[str, float] = {}
     cohort = _cohort(queue)
 
@@ -142,8 +142,8 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
     """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is
     unknown.
 
-    It is unknown without permission, and with a Cohort object, as then quotas may also come from
-    other cohorts.
+    The sum is unknown if the user may not read the queues, or if a Cohort object refers to the
+    cohort, because quotas may then also come from other cohorts.
     """
     try:
         if any(

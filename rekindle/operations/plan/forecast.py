@@ -77,7 +77,7 @@ class Forecast:
 
     @property
     def usage(self) -> ResourceSeconds:
-        """The total of all tasks."""
+        """The total resource usage of all tasks."""
         return sum((row.usage for row in self.rows), ResourceSeconds())
 
     @property
@@ -187,8 +187,8 @@ def forecast(
     other_objects: Iterable[Mapping[str, Any]] = (),
     use_cache: bool = True,
 ) -> Forecast:
-    """Forecast the run of a manifest with `parameters`. Raises ConfigError if the manifest is
-    invalid."""
+    """Forecast the run of a manifest with `parameters`. `other_objects`: the other objects in the
+    manifest's files, such as WorkflowTemplates. Raises ConfigError if the manifest is invalid."""
     find = sources.object_finder(other_objects)
     workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
     workflow = store_templates(workflow, find, lambda spec, path: None)

@@ -18,15 +18,15 @@ from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.content.recorded_manifest import validate_manifest
 from rekindle.documents import InvalidDocument
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.kubernetes_names import NAME_LABEL
+from rekindle.kubernetes_names import NAME_LABEL, WORKLOAD
 from rekindle.operations.plan.tasks import Tree
-from rekindle.training.cost.tariff import LAUNCHER
 
 Note = Callable[[str], None]
 
 MAX_RUNS = 10  # number of former runs to read: the newest predict the next run best
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the name of an attempt or loop item
-# DAG and Steps: for templates that call themselves
+# types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
+# template that calls itself
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
 # parameters that differ in each run
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}
@@ -44,7 +44,7 @@ class Record:
 @dataclass(frozen=True)
 class FormerRun:
     """An earlier run that has ended. `records`: the successful tasks that were not cached, by path;
-    `tree`: the tasks of a run that trains."""
+    `tree`: all tasks of the run if it trains a model, else None."""
 
     name: str
     tree: Tree | None
@@ -191,5 +191,6 @@ def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> Former
 def _has_training(workflow: Mapping[str, Any]) -> bool:
     templates = workflow["spec"].get("templates") or []
     return any(
-        LAUNCHER in str((template.get("resource") or {}).get("manifest")) for template in templates
+        WORKLOAD.launcher in str((template.get("resource") or {}).get("manifest"))
+        for template in templates
     )

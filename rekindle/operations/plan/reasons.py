@@ -30,8 +30,8 @@ class Reason:
 
 
 class Reasons:
-    """Explains the tasks of `tree`. Results of runs whose names start with `prefix` are
-    preferred."""
+    """Explains for each task of `tree` why it runs or does not run. A task is compared with its
+    newest earlier result, preferably from a run whose name starts with `prefix`."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Reasons:
         return Reason(describe(found[0]), earlier.at if earlier else "", found)
 
     def _running_dependency(self, parent: Task, task: Task) -> str:
-        """Return a task that runs and that `task` needs, preferably one that may be cached; ""
-        without such a task."""
+        """Return the name of a task that will run and that `task` depends on, preferably a task
+        that may be cached; "" if such a task does not exist."""
         seen = set()
         pending = list(parent.needs.get(task.name, ()))
         running = []

@@ -1,4 +1,4 @@
-"""Names the models that a run may release, and the champions that they would replace, without
+"""Finds the models that a run may release, and the champions that they would replace, without
 starting a service."""
 
 import os
@@ -32,7 +32,7 @@ class ServiceSpec(Document):
 
 
 class Service(Document):
-    """A Service of Kubernetes, as this machine or a cluster keeps it."""
+    """A Kubernetes Service: a file in the home, or an object of a cluster."""
 
     spec: ServiceSpec
 
@@ -106,8 +106,9 @@ def _model(task: Task) -> str:
 
 
 def local_champion(home: Path, model: str) -> Champion:
-    """Return the champion in this home, from the database of the embedded MLflow; or from
-    MLFLOW_TRACKING_URI."""
+    """Return the champion of `model` on this machine. Its version is read from the MLflow server at
+    MLFLOW_TRACKING_URI or, if this is not set, from the database of the embedded MLflow; its
+    address is read from the home."""
     endpoint = ""
     service = home / "objects/Service" / f"{model}.json"
     if service.exists():
@@ -131,8 +132,8 @@ def local_champion(home: Path, model: str) -> Champion:
 
 
 def cluster_champion(cluster: Cluster, model: str) -> Champion:
-    """Return the champion of a cluster's models, if MLFLOW_TRACKING_URI is set. Raises
-    RekindleError."""
+    """Return the champion of `model` from the MLflow server at MLFLOW_TRACKING_URI, which must be
+    set, and its address in the cluster. Raises RekindleError."""
     if not os.environ.get(MLFLOW_TRACKING_URI):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
 

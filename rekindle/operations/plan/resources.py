@@ -70,8 +70,8 @@ def resource_seconds(
 def peak(
     requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]
 ) -> dict[str, float]:
-    """Return the maximum of each resource that is requested at the same time, if each task (by
-    path) runs during its span."""
+    """Return the largest amount of each resource that the tasks request at the same time.
+    `requested`, `spans`: requests and time span of each task, by its path."""
     changes = [(span.start, 1, path) for path, span in spans.items()]
     changes += [(span.end, -1, path) for path, span in spans.items()]
 

@@ -56,7 +56,8 @@ class Task:
     children: dict[str, "Task"] = field(default_factory=dict)  # the tasks in the template, by name
     # child → children that end before it starts
     needs: dict[str, list[str]] = field(default_factory=dict)
-    # path of the outer task with the same template, which calls itself and is not followed further
+    # path of the outer task that already calls the same template, so the children of this repeated
+    # call are not planned; "" for other tasks
     repeats: str = ""
 
     def leaves(self) -> Iterator["Task"]:
@@ -167,8 +168,8 @@ class Tree:
             return value
 
     def _cached_scope(self, value: object) -> Scope:
-        """Return the parameter `cached` with only the rows that `value` refers to: each tag parses
-        the whole text."""
+        """Return the parameter `cached` with only the rows that `value` refers to, because the
+        expression in each tag parses the whole text of the parameter."""
         names = set(JSON_PATH_NAME.findall(to_json(value)))
         rows = {name: self.cached[name] for name in names if name in self.cached}
         return {f"workflow.parameters.{CACHED}": to_json(rows)}

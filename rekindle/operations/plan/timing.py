@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cache.lookup import replace_unknown
 from rekindle.errors import RekindleError
 from rekindle.keys import LEDGER, key
+from rekindle.kubernetes_names import WORKLOAD
 from rekindle.operations.plan.history import FormerRun, Record
 from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
 from rekindle.step import parse
-from rekindle.training.cost.tariff import LAUNCHER
 from rekindle.training.ledger import accounting, events
 from rekindle.training.spec import TrainingSpec
 
@@ -33,8 +33,8 @@ class Estimate:
     """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is
     unknown.
 
-    `free_seconds`: the part that is not charged, as in the cost of a run: the start of a training's
-    pods.
+    `free_seconds`: seconds that are not charged, as in the cost of a run, because the pods of a
+    training are still starting.
     """
 
     seconds: float | None
@@ -213,7 +213,7 @@ def _sequential_samples(spec: TrainingSpec, is_local: bool) -> float:
 def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
     """Return the settings of a task that trains with Rekindle, else None."""
     manifest = str((task.template.get("resource") or {}).get("manifest"))
-    call = tree.step_call(task) if LAUNCHER in manifest else None
+    call = tree.step_call(task) if WORKLOAD.launcher in manifest else None
     if not call:
         return None
 
@@ -232,7 +232,8 @@ def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
 
 
 def _find_record(former: FormerRun, task: Task) -> Record | None:
-    """Return the record of the same task, or of a task with the same name in another group."""
+    """Return the record of the task with the same path, or else of a task with the same name at
+    another path."""
     record = former.records.get(task.path)
     if record:
         return record
@@ -321,8 +322,8 @@ def overhead(tree: Tree, former_runs: Iterable[FormerRun]) -> float:
 
 @dataclass(frozen=True)
 class Total:
-    """The duration of the run along its critical path in seconds, and the sums of the tasks'
-    minimum and maximum durations."""
+    """`seconds`, `low` and `high`: duration of the run in seconds if each task takes its median,
+    minimum or maximum time. `critical_path` and `spans` belong to `seconds`."""
 
     seconds: float
     low: float
@@ -334,8 +335,8 @@ class Total:
 def total(
     tree: Tree, estimates: Mapping[str, Estimate], overhead_s: float, with_conditional: bool
 ) -> Total:
-    """Return the total of the run. Tasks of unknown duration count as 0; `overhead_s`: seconds
-    between the tasks."""
+    """Return the duration, the critical path and the spans of the run. Tasks of unknown duration
+    count as 0; `overhead_s`: seconds between the tasks."""
     leaves = [leaf for leaf in tree.leaves() if with_conditional or leaf.status != CONDITIONAL]
 
     def schedule_with(value: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:

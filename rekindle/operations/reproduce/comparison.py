@@ -18,7 +18,8 @@ DERIVED_ENTRIES = ("config", "data")
 
 @dataclass(frozen=True)
 class Model:
-    """A model that the run has trained; `prefix`: key prefix of its files; also model.json."""
+    """A model that the run has trained. `prefix`: key prefix of its files; `description`: its
+    model.json."""
 
     prefix: str
     description: ModelFile
@@ -125,7 +126,10 @@ def _state_difference(origin: Origin, store: Store, run: str) -> str:
     names = sorted(name for name in origin.files if name == DATASET or name.startswith("state/"))
 
     def is_equal(key: str, name: str) -> bool:
-        return bool(store.head(key)) and sha256(store.get(key)).hexdigest() == origin.files[name]
+        if not store.head(key):
+            return False
+        content = store.get(key, max_bytes=None)
+        return sha256(content).hexdigest() == origin.files[name]
 
     candidates = {
         entry.key.removesuffix(DATASET)

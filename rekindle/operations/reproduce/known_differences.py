@@ -36,7 +36,8 @@ class Finding:
     diff: str = ""
 
     def __str__(self) -> str:
-        # the subject and the text may contain values of origin.json
+        # the subject and the text may contain values of origin.json, which may have line breaks or
+        # control characters
         line = one_line(f"{self.subject}: {self.text}")
         message = f"{'error' if self.fatal else 'warning':9}{line}"
         if self.diff:
@@ -114,7 +115,8 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
 
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
-    """Compare Python, the packages, the lock file and the image."""
+    """Compare the Python version, packages, lock file and image of the release with this
+    environment."""
     recorded = origin.run.python
     current = platform.python_version()
     if recorded != current:
@@ -152,7 +154,8 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
 
 
 def machine_findings(origin: Origin) -> Iterator[Finding]:
-    """Compare torch, the device and the processor, if the model was trained by Rekindle."""
+    """If Rekindle trained the model, compare the torch, device and processor of the training with
+    this machine."""
     model = origin.model
     recorded = model.fingerprint
     if not recorded:
@@ -179,8 +182,8 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
 class Data:
     """The raw data of the release: its current place, and whether its content is unchanged.
 
-    A path may have moved with the project: the same path below the project of the commit is tried,
-    too.
+    The project may have moved since the release, so the last parts of the recorded path are also
+    tried below the project folder of the commit.
     """
 
     def __init__(self, origin: Origin, source: str, folder: Path) -> None:
@@ -212,7 +215,8 @@ class Data:
 
     @property
     def description(self) -> str:
-        """The place of the data for messages: a file of the commit by its path in the project."""
+        """The place of the data, for messages; for a file of the commit, its path in the
+        project."""
         path = Path(self.source)
         if path.is_relative_to(self.folder):
             return f"{path.relative_to(self.folder)} of the commit"
@@ -261,6 +265,6 @@ def _digest_or_empty(uri: str) -> str:
 
 
 def _split_versions(names: list[str]) -> dict[str, str]:
-    """Split the names of packages, such as torch-2.8.0.dist-info, into name and version."""
+    """Split package names with versions, such as torch-2.8.0, into name and version."""
     parts = (package.rpartition("-") for package in names)
     return {name: version for name, _, version in parts}

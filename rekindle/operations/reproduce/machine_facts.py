@@ -1,9 +1,10 @@
-"""Print the facts of this machine that the bits of a training depend on; a process of its own,
-since it imports torch.
+"""Print the facts of this machine that the bits of a training depend on. This program runs in a
+separate process, because it imports torch.
 
     python -m rekindle.operations.reproduce.machine_facts '["steps.digits", {}, {}, ""]'
 
-The argument is a JSON list of workload, model, train and family.
+The argument is a JSON list: the module of the workload, the settings `model` and `train`, and the
+family.
 """
 
 import json

@@ -22,7 +22,14 @@ from rekindle.blocks.manifest.provenance import (
 from rekindle.blocks.manifest.render import manifest_sha256, to_yaml
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI, STORE_SECRET
+from rekindle.keys import ORIGIN
+from rekindle.kubernetes_names import (
+    CONFIG_MAP,
+    MLFLOW_TRACKING_URI,
+    PROGRAM,
+    PROGRAM_IN_JOB,
+    STORE_SECRET,
+)
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import parse_s3_address, show
 from rekindle.operations.reproduce import known_differences as checks
@@ -40,6 +47,7 @@ from rekindle.storage import Store
 from rekindle.training.cost.tariff import TRIAL_STEP
 
 MAX_DIFF_LINES = 60
+PROGRAMS = (PROGRAM, PROGRAM_IN_JOB)
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,9 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
     """Train the model of a release again, and compare the weights; report findings to `log` before
     the training.
 
-    The release is in the services of `home`, or of the environment. Stops after the findings if one
-    is fatal, unless `request.ignore_errors`. Raises ConfigError, RekindleError.
+    The release is read from the S3 store and MLflow at the addresses in the environment or, without
+    addresses, from the services embedded in `home`. Stops after the findings if one is fatal,
+    unless `request.ignore_errors`. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
     if not home.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
@@ -123,12 +132,17 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
         report(inputs.findings())
 
         manifest = render(workspace, folder, origin.whole_config)
+        reject_unrecorded_program(origin, manifest)
         report(manifest_findings(origin, manifest))
 
         recorded = recorded_values(local.home, origin)
         report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
 
+        report(program_findings(origin))
+
         if request.check_only or (result.fatal and not request.ignore_errors):
+            return result
+        if origin.is_of_program:
             return result
 
         inputs.provide(workspace)
@@ -149,13 +163,13 @@ class Inputs:
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
-        # true for a release, not for another training of the run
+        # the initial weights are a release, not the model of another training in the same run
         if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
         champion = origin.run.champion
         release = tracking.find_version(origin.name, champion) if champion else None
-        # equal hashes show that the release is a refresh of this champion
+        # the release has the weights of this champion, so it is the refreshed champion
         if release and release.sha256 == origin.sha256:
             self.releases[origin.name] = release
 
@@ -207,6 +221,39 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     yield Finding("manifest", text, diff="\n".join(lines))
 
 
+def program_findings(origin: Origin) -> Iterator[Finding]:
+    """Report that the result of a program is not compared."""
+    if origin.is_of_program:
+        yield Finding(
+            "program",
+            f"{origin.name} {origin.version} is the result of a program, which may write other bits"
+            " each time, so nothing is trained again: `rekindle run CONFIG` repeats the training",
+        )
+
+
+def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
+    """Raise ConfigError if the config or the rendered manifest runs a program, although the files
+    that the hash of the release covers are not the result of a program.
+
+    The hash does not cover the config, so a client of the bucket could otherwise choose a command
+    that runs on this machine.
+    """
+    if origin.is_of_program:
+        return
+
+    text = to_json(manifest)
+    has_program_job = any(modules.launcher in text for modules in PROGRAMS)
+    if origin.whole_config.get("program") is None and not has_program_job:
+        return
+
+    raise ConfigError(
+        f"the config in {origin.prefix}{ORIGIN} runs a program, but {origin.name} {origin.version}"
+        " has the weights of a model of Rekindle. The hash of the release does not cover the"
+        " config, so nothing is run: find out who has changed the file, and release the model"
+        " again."
+    )
+
+
 def _without_provenance(manifest: Manifest) -> Manifest:
     spec = json.loads(to_json(manifest["spec"]))
     for parameter in spec.get("arguments", {}).get("parameters", []):
@@ -226,7 +273,7 @@ def run_pipeline(
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
     the run fails.
 
-    `values`: outputs of suspended steps.
+    `suspended_values`: outputs of suspended steps.
     """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     if source != origin.config.data.source:
@@ -276,8 +323,8 @@ def _released_setting(origin: Origin, section: str, key: str) -> Any:
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:
-    """Return the workflow parameters of the run that made the release, and `backfill`, so that
-    nothing is released.
+    """Return the workflow parameters of the run that made the release, with `backfill` set to true,
+    so that the new run releases nothing.
 
     A moving window ends at the scheduled time, or else at the creation time of that run.
     """

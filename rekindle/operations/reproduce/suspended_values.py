@@ -43,10 +43,11 @@ def recorded_values(home: Path, origin: Origin) -> dict[str, str]:
 def suspended_findings(
     manifest: Manifest, parameters: Values, values_given: Values, values_recorded: Values
 ) -> Iterator[Finding]:
-    """Yield the values that neither the user has given nor the run of the release has recorded.
+    """Yield a finding for each value of a suspended step that neither the user has given nor the
+    run of the release has recorded.
 
-    `parameters`: workflow parameters of the run. Raises ConfigError if no suspended step has a
-    given value.
+    `parameters`: workflow parameters of the run. Raises ConfigError if a given value is not an
+    output of a suspended step.
     """
     declared = manifest["spec"]["arguments"]["parameters"]
     values = [
@@ -89,7 +90,7 @@ def resume_at_once(manifest: Manifest, values: Values) -> None:
         if "suspend" not in template:
             continue
 
-        # nobody waits for the approval of a model that is not released
+        # the run releases nothing, so it does not wait for an approval
         template["suspend"] = {"duration": "0"}
         for parameter in (template.get("outputs") or {}).get("parameters") or []:
             if parameter["name"] in values:

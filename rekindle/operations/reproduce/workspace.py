@@ -1,5 +1,5 @@
-"""A temporary folder with its own home, services and environment, so that the user's stay
-unchanged.
+"""A temporary folder with its own home, services and environment, so that the home and services of
+the user stay unchanged.
 
 A separate process waits for the end of this one, also after `kill -9`, and then removes the folder.
 This also ends the services of the workspace: a service ends when its record, a file in the folder,
@@ -76,9 +76,9 @@ class Workspace:
         """Return the output of a command of Rekindle in the project `folder`. The command is
         stopped when this process ends.
 
-        The lines of its stderr appear on the stderr of this process, except the summary of a run
-        that succeeds, which names the folder's own services. Raises RekindleError if the command
-        fails.
+        The lines of its stderr appear on the stderr of this process, except the summary of a
+        successful run, because the summary refers to the temporary services. Raises RekindleError
+        if the command fails.
         """
         environment = (
             self._clean_environment() | self.commit_variables | {"REKINDLE_HOME": str(self.home)}
@@ -150,7 +150,7 @@ class Workspace:
             target.put(entry.key, source.get(entry.key))
 
     def add_champion(self, source: Store, release: tracking.Release, name: str) -> None:
-        """Make a copy of a release the champion in the folder's own MLflow."""
+        """Copy a release, and make the copy the champion of `model` in the folder's own MLflow."""
         prefix = f"{release.uri.rstrip('/')}/"
         for entry in source.list(prefix):
             self.store().put(entry.key, source.get(entry.key))

@@ -61,8 +61,8 @@ class Model:
 
 
 def _load_pyfunc(release: str) -> Model:
-    """Load a release from its folder. MLflow calls this function, without the key of the release.
-    Raises DataError if a file differs from release.json."""
+    """Load a release from its folder. MLflow calls this function with only the folder, so the key
+    prefix of the release is unknown. Raises DataError if a file differs from release.json."""
     folder = Path(release)
     record = verify_release(folder, "", release)
     if MLMODEL not in record.files:

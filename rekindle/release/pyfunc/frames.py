@@ -128,7 +128,7 @@ class FrameConverter:
                 ),
                 {},
             )
-            # if True, any other property is allowed
+            # `additionalProperties: true` allows any other property, without a schema
             if not isinstance(other, dict):
                 other = {}
 

@@ -1,8 +1,8 @@
 """Applies retention at the end of a run on a cluster, in the pod of the step `report`.
 
-The pod has no access to Workflows and Deployments. It therefore keeps a failed run as long as its
-Workflow may be resumed, and removes releases only after a promotion, which has deleted the
-Deployments of older releases.
+The pod has no access to Workflows and Deployments. Therefore the pod keeps a failed run as long as
+the Workflow of the run may be resumed, and removes releases only after a promotion, because the
+promotion has deleted the Deployments of older releases.
 """
 
 import time

@@ -162,8 +162,8 @@ def _surplus_runs(
 
 
 def _increasing_ends(newest_first: Iterable[Run]) -> dict[str, float]:
-    """Return the end times of the runs, raised where needed so that none is before the end of an
-    earlier run."""
+    """Return the end times of the runs; an end time before the end of an earlier run is raised to
+    that end."""
     ends: dict[str, float] = {}
     latest = 0.0
     for run in reversed([*newest_first]):

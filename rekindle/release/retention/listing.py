@@ -181,8 +181,8 @@ def make_inputs_function(
     """Return a function that yields the prefixes of the releases that `rekindle reproduce` of a
     given release reads.
 
-    These are the release with its initial weights and, for a refreshed champion, the previous
-    champion.
+    They are the release that provided its initial weights and, if it is a refreshed champion, the
+    champion before it.
     """
     versions = {(release.model, str(release.version)): release for release in releases}
 
@@ -259,8 +259,8 @@ def list_addresses(row: ModelVersion) -> set[str]:
 
 @cache
 def _download_address(model: str, version: str) -> str:
-    """Return the address of a version's files that MLflow resolves, which does not change; "" if
-    the version was deleted."""
+    """Return the address of a version's files, as MLflow resolves it; "" if the version was
+    deleted. An address never changes, so it is cached."""
     try:
         answer = request(
             "GET",
@@ -292,17 +292,26 @@ def _is_above(address: str, store: Store, prefix: str) -> bool:
     return not parts.key or prefix.startswith(f"{parts.key.rstrip('/')}/")
 
 
-def find_trial_ids(run_id: str, run: RunName) -> list[str]:
+def find_trial_ids(run_id: str, run: RunName, recorded_ids: Iterable[str]) -> list[str]:
     """Return the ids of the MLflow runs of a sweep's trials. `run_id`, `run`: id and name of the
-    sweep's own run.
+    sweep's own run; `recorded_ids`: ids in the mark of the sweep.
 
-    The tag of the parent alone is not enough, since every client of MLflow can set it.
+    A trial is recognized by its name, by the tag of its parent, and by its id in the mark: every
+    client of MLflow can set the name and the tag.
     """
+    known_ids = set(recorded_ids)
+    if not known_ids:
+        return []
+
     answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
     experiment = answer.run.info.experiment_id
     records = _search_runs([experiment], condition(f"tags.`{tracking.PARENT}`", run_id))
     trial_name = re.compile(rf"{re.escape(run)}\.trial-[0-9]+")
-    return [record.id for record in records if trial_name.fullmatch(record.name)]
+    return [
+        record.id
+        for record in records
+        if record.id in known_ids and trial_name.fullmatch(record.name)
+    ]
 
 
 def find_record_id(pipeline: str, run: RunName, recorded_id: str, own_id: str) -> str:
@@ -497,8 +506,8 @@ def _find_compared_ids(records: list[Record]) -> set[str]:
 def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
     """Return, as RUN/TASK, the artifacts that data.source may contain.
 
-    It may be the folder of a run, a pattern such as `RUN/*/out`, or all objects whose keys begin
-    with a text such as `RUN/prep`.
+    `uri`, the value of data.source, may be the folder of a run, a pattern such as `RUN/*/out`, or
+    all objects whose keys begin with a text such as `RUN/prep`.
     """
     address = parse_s3_address(uri)
     if not address or address.bucket != store.bucket:
@@ -560,8 +569,8 @@ def _list_releases(
 def _make_release(store: Store, own_id: str, row: ModelVersion, run: Run | None) -> Release | None:
     """Return the release of a version; None if the version does not belong to this store.
 
-    If this store has begun to remove the version, it is also returned when its files are already
-    removed, or belong to a new version.
+    If this store has begun to remove the version, its release is also returned when its files are
+    already removed, or belong to a new version.
     """
     key = ArtifactKey.or_none(row.tags.get(tracking.URI, "").rstrip("/"))
     number = Version(row.version, "MLflow")

@@ -41,10 +41,10 @@ class Mark(BaseModel):
     run ended.
 
     `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
-    folder, not only those of `tasks`. `ended`: Unix time; None while the run is active. `counted`:
-    True if `keep_runs` counts the run; False for a run of a backfill. `run_id`: id of the run's
-    record in MLflow; "" until the run has reported its end. `uid`: uid of the Workflow; "" if
-    unknown.
+    folder, not only those of `tasks`. `ended`: Unix time of the end of the run; None while the run
+    is active. `counted`: True if `keep_runs` counts the run; False for a run of a backfill.
+    `run_id`: id of the run's record in MLflow; "" until the run has reported its end. `trial_ids`:
+    ids of the records of its trials, if it is a sweep. `uid`: uid of the Workflow; "" if unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -58,6 +58,7 @@ class Mark(BaseModel):
     succeeded: bool = False
     counted: bool = True
     run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""
+    trial_ids: list[Annotated[str, name_field(ObjectId)]] = Field(default_factory=list)
     uid: str = ""
 
     def belongs_to(self, uid: str) -> bool:
@@ -92,9 +93,9 @@ def begin(
     """Write the mark of a run that begins or is resumed. Raises StorageError.
 
     `workflow`: the Workflow with its name and tasks. `is_first`: True if no task of the run has
-    written artifacts yet. Then existing objects in its folder belong to another owner, even if the
-    name looks generated: a manifest may have both a name and a generateName. `counted`: True if
-    `keep_runs` counts the run; False for a run of a backfill.
+    written artifacts yet. In this case, existing objects in the folder of the run belong to another
+    owner, even if the name looks generated: a manifest may have both a name and a generateName.
+    `counted`: True if `keep_runs` counts the run; False for a run of a backfill.
     """
     run = RunName(workflow["metadata"]["name"], "metadata.name")
     if run in SHARED_FOLDERS:
@@ -124,6 +125,7 @@ def begin(
             tasks=tasks,
             counted=counted,
             run_id=own_mark.run_id,
+            trial_ids=own_mark.trial_ids,
             uid=workflow["metadata"].get("uid") or own_mark.uid,
         )
         if _write_mark(store, run, new_mark, etag):
@@ -166,6 +168,22 @@ def end(
             return
 
 
+def record_trial(store: Store, run: RunName, run_id: str) -> None:
+    """Record the id of a trial's record in MLflow in the mark of its sweep, if the sweep has one.
+    Raises StorageError.
+
+    Retention deletes no other record as that of a trial, since every client of MLflow can name any
+    record so.
+    """
+    while True:
+        mark, etag = _read_any_mark(store, run)
+        if not mark or mark.store != store_id(store) or run_id in mark.trial_ids:
+            return
+        change = {"trial_ids": [*mark.trial_ids, run_id]}
+        if _write_mark(store, run, mark.model_copy(update=change), etag):
+            return
+
+
 def read(store: Store, run: RunName) -> Mark | None:
     """Return the mark of a run in this store, or None. Raises StorageError."""
     if run in SHARED_FOLDERS:
@@ -199,8 +217,8 @@ def has_generated_name(metadata: Mapping[str, Any]) -> bool:
 
 
 def _list_folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
-    """Return the folders below RUN/ to which a run writes: the names of its tasks and, for its
-    pods, the name of the run."""
+    """Return the folders below RUN/ that a run may write: the names of its tasks, and the name of
+    the run, which stands for the folders of all its pods."""
     folders: dict[str, None] = {}
     for template in (workflow.get("spec") or {}).get("templates") or []:
         tasks = list((template.get("dag") or {}).get("tasks") or [])
@@ -214,8 +232,8 @@ def _list_folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
 
 
 def _is_empty(store: Store, run: RunName, folder: str) -> bool:
-    """Return True if the folder of a task is empty. If `folder` is the name of the run, return True
-    if the folders of all its pods are empty."""
+    """Return True if the folder of a task is empty. The name of the run as `folder` stands for the
+    folders of all its pods."""
     prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
     return next(iter(store.list(prefix)), None) is None
 

@@ -1,5 +1,5 @@
-"""Removes the runs, releases and cache entries that decision.py has chosen. Each part can be
-repeated, after an interruption or by a concurrent removal.
+"""Removes the runs, releases and cache entries that decision.py has chosen. Each removal can be
+repeated after an interruption, or run at the same time as another removal.
 
 An object is deleted only if a record in the store says that it belongs to the run (ownership.py) or
 the release (release.json). The record is deleted last.
@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.content.verified_release import MLFLOW_FILES, RELEASE_RECORD, UNHASHED_FILES
 from rekindle.errors import Conflict, NotFound
-from rekindle.mlflow_api import Answer, RequestRefused, RunAnswer, request
+from rekindle.mlflow_api import Answer, ArtifactChanged, RequestRefused, RunAnswer, request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import Owner, read_owner
 from rekindle.release.retention import listing, ownership
@@ -42,7 +42,7 @@ class Host(Protocol):
 
 
 class NoHost:
-    """The Host in a pod, which has access only to MLflow and the object store."""
+    """The RunRecords of a pod, which has access only to MLflow and the object store."""
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
@@ -53,8 +53,8 @@ class NoHost:
 
 
 def limit_removal(removal: Removal) -> Removal:
-    """Return a part of a removal that is small enough for the end of one run; later runs remove the
-    others."""
+    """Return a part of a removal that is small enough for the end of one run; the ends of later
+    runs remove the rest."""
     releases = removal.releases[:MAX_AT_END]
     return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
 
@@ -130,7 +130,8 @@ def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host
     if run_id and item.keep_mlflow:
         tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
     elif run_id:
-        for each in (*listing.find_trial_ids(run_id, run), run_id):
+        trial_ids = listing.find_trial_ids(run_id, run, mark.trial_ids if mark else [])
+        for each in (*trial_ids, run_id):
             delete_record(each)
 
     host.remove(run)
@@ -151,11 +152,12 @@ def delete_record(run_id: str) -> None:
         root = split_address(answer.run.info.artifact_uri)
 
         # only artifacts in a folder with the run's id are deleted, since users may choose any
-        # folder for an experiment. MLflow cannot delete artifacts in other stores
+        # folder for an experiment. MLflow can delete artifacts only at addresses with the scheme
+        # mlflow-artifacts
         has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if root.scheme == "mlflow-artifacts" and has_own_folder:
             path = quote(root.path.strip("/"))
-            request("DELETE", f"mlflow-artifacts/artifacts/{path}", Answer)
+            request("DELETE", f"mlflow-artifacts/artifacts/{path}", ArtifactChanged)
 
         tracking.log(run_id, tags={tracking.REMOVED: "yes"})
         request("POST", "mlflow/runs/delete", Answer, json={"run_id": run_id})
@@ -213,7 +215,7 @@ def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
 
 def _mark_removed(store: Store, release: Release) -> Owner | None:
     """Write into release.json that its files are being removed, and return its content; None if the
-    files belong to another version, also of a process that releases them at this moment."""
+    files belong to another version, such as a version that is being released at this moment."""
     record_key = f"{release.prefix}{RELEASE_RECORD}"
 
     while True:

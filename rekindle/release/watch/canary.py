@@ -15,7 +15,8 @@ MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
-    """Compares the servers of the candidate and the champion, by Deployment and version."""
+    """Compares the servers of the candidate with the servers of the champion. Deployment and
+    version identify the servers."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Canary:
     @property
     def stats(self) -> tuple[VersionStats, VersionStats]:
         """Statistics of the candidate and the champion."""
-        # servers that an earlier Rekindle has deployed do not report their Deployment
+        # servers that an earlier version of Rekindle has deployed do not report their Deployment
         stats = self.watch.stats
         earlier_server = ("", self.champion)
         champion = stats.get(self.champion_key) or stats.get(earlier_server, VersionStats())

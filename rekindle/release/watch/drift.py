@@ -58,8 +58,9 @@ class State(Document):
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
-    With fewer than `config.minimum` instances, the shifts are empty. A second call by the same
-    workflow counts from the same earlier check. Raises DataError, RekindleError.
+    With fewer than `config.minimum` instances, the shifts are empty. If the same workflow calls
+    again, such as in a retry, the instances are counted since the check before its first call.
+    Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:

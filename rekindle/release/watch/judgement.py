@@ -15,6 +15,7 @@ from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
+MAX_EXACT_REQUESTS = 10**9  # the exact test adds at most about 100,000 terms
 TEST_KINDS = 3  # number of kinds of tests: errors, response times, prediction scores
 
 
@@ -80,15 +81,19 @@ def compute_errors_p_value(
     equals the champion's.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti,
-    Categorical Data Analysis, 3.5.1).
+    Categorical Data Analysis, 3.5.1). For more than MAX_EXACT_REQUESTS, the result is the Chernoff
+    bound of this tail, which is not smaller (Hoeffding 1963, Theorems 1 and 4).
     """
-    total = round(requests + other_requests)
-    total_errors = round(errors + other_errors)
     n = round(requests)
+    total = n + round(other_requests)
+    total_errors = round(errors) + round(other_errors)
 
     k = round(errors)
     if not n or not other_requests or k * total <= total_errors * n:
         return 1.0
+
+    if total > MAX_EXACT_REQUESTS:
+        return exp(-n * _compute_divergence(k / n, total_errors / total))
 
     log_all = _compute_log_choices(total, n)
     probability = 0.0
@@ -100,7 +105,8 @@ def compute_errors_p_value(
             - log_all
         )
         probability += term
-        if term < 1e-9 * probability:
+        # the terms become smaller; the first one may be too small for a float
+        if term <= 1e-9 * probability:
             break
 
     return min(1.0, probability)
@@ -127,12 +133,13 @@ def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alp
 
 
 def bound_shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
-    """Return an upper bound of the probability of this Kolmogorov-Smirnov distance between samples
-    of n and m values if the distance of their distributions is at most `tolerance`.
+    """Return an upper bound of the probability of a Kolmogorov-Smirnov distance of at least
+    `distance` between samples of n and m values if the distance of their distributions is at most
+    `tolerance`.
 
-    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). The
-    instances of a request are not independent, so n and m must not exceed the numbers of requests.
-    The rounding of values to buckets can only reduce the distance.
+    The bound follows from the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley
+    2012). The instances of a request are not independent, so n and m must not exceed the numbers of
+    requests. The rounding of values to buckets can only reduce the distance.
     """
     if not n or not m or distance <= tolerance:
         return 1.0

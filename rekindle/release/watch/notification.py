@@ -32,7 +32,7 @@ MAX_SHOWN_CHARACTERS = 200
 SEPARATOR = re.compile("[/?&=#:@]")  # separators between the parts of an address
 MIN_SECRET_LENGTH = 6  # a shorter part of an address does not count as a secret
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
-# source: Slack, "Formatting text for app surfaces"
+# source: Slack, "Formatting text for app surfaces", which lists the characters to escape
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
 # MLflow tags, with a prefix if the run has several evaluations

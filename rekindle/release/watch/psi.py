@@ -3,9 +3,10 @@ can cause.
 
 PSI = Σ (p - q) ln(p / q) over groups with the shares p and q. By convention, a PSI below 0.1 means
 no change, and a PSI above 0.25 a significant change. Sources: Siddiqi, Credit Risk Scorecards
-(2006), chapter 9; Yurdakul and Naranjo, Statistical properties of the population stability index,
-Journal of Risk Model Validation 14(4), 2020: without a change the PSI of n and m rows in B groups
-is distributed as (1/n + 1/m) times chi-squared with B - 1 degrees of freedom.
+(2006), chapter 9, for this convention; Yurdakul and Naranjo, Statistical properties of the
+population stability index, Journal of Risk Model Validation 14(4), 2020, for the PSI without a
+change: the PSI of n and m rows in B groups is then distributed as (1/n + 1/m) times chi-squared
+with B - 1 degrees of freedom.
 """
 
 import math

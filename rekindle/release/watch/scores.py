@@ -39,7 +39,8 @@ Counts = dict[str, list[int]]  # output or feature → the count of each bucket
 
 
 def count_numbers(predictions: Iterable[Any]) -> Counts:
-    """Count the numbers in predictions or instances, by output or feature and by bucket."""
+    """Count the numbers in predictions (or instances) per bucket, separately for each output (or
+    feature)."""
     counts: Counts = {}
     for prediction in predictions:
         for output, number in list_numbers(prediction):

@@ -107,7 +107,8 @@ class ServerWatch:
 
 
 def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
-    """Return {process: counts of `version`} for the servers of a headless Service.
+    """Return {"URL since START": counts of `version`} for the server processes behind a headless
+    Service.
 
     If a server cannot be read, its `earlier_counts` are returned. Raises RekindleError if no server
     can be read.
@@ -231,7 +232,8 @@ def parse_metrics(text: str) -> Answer:
 
 
 def _parse(text: str) -> Answer:
-    """Return the answer of a server. Raises ValueError, KeyError with the name of a label."""
+    """Return the answer of a server. Raises ValueError, or KeyError with the name of a missing
+    label."""
     start_time = 0.0
     instances = 0.0
     deployment = ""

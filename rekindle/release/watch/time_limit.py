@@ -12,7 +12,7 @@ T = TypeVar("T")
 def call_within(seconds: float, call: Callable[[], T]) -> T:
     """Return `call()`. Raises TimeoutError after `seconds`.
 
-    The thread of a call that takes longer ends with this process.
+    A call that takes longer continues in its thread until the call or this process ends.
     """
     result: Future[T] = Future()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from argolocal.errors import InvalidDocument
 from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
@@ -28,7 +29,7 @@ class Retention:
     prefix: str
     max_checkpoints: int  # maximum number of checkpoints to keep
     max_hours: float  # maximum age of a checkpoint; 0: unlimited
-    # name of a manifest → names of its chunks
+    # key of a manifest → names of its chunks
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)
 
     def delete_expired(self, latest: str, chunks: list[str]) -> None:
@@ -122,8 +123,8 @@ class Retention:
                 self._chunk_names[manifest] = manifest_file.parse_manifest(
                     manifest, self.store.get(manifest)
                 )["chunks"]
-            except (NotFound, manifest_file.DamagedCheckpoint):
-                # the manifest is damaged, or was deleted by another rank 0
+            except (NotFound, InvalidDocument, manifest_file.DamagedCheckpoint):
+                # the manifest is damaged, or was deleted by another process that has rank 0
                 self._chunk_names[manifest] = []
         return self._chunk_names[manifest]
 

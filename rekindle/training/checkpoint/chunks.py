@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from argolocal.errors import InvalidDocument
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 
@@ -31,7 +32,11 @@ def fetch_chunk(store: Store, key: str, name: str, size: int) -> bytes:
 
     # a second attempt, in case the data was damaged in transit
     for _ in range(2):
-        data = store.get(key)
+        try:
+            data = store.get(key, max_bytes=size)
+        except InvalidDocument:
+            break
+
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 == name and len(data) == size:
             return data

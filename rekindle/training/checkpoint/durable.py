@@ -8,8 +8,8 @@
 
 Every member of a group uploads its share of the chunks. Rank 0 waits for the other members (and
 uploads missing chunks itself if they stall), then writes the manifest and `latest`. A reader
-verifies every chunk against its name; if a checkpoint is damaged, it reports the damage and reads
-the previous one. This module does not import torch.
+compares the sha256 of every chunk with the name of the chunk; if a checkpoint is damaged, the
+reader reports the damage and reads the previous checkpoint. This module does not import torch.
 """
 
 import base64
@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from argolocal.common.json_text import to_json
+from argolocal.errors import InvalidDocument
 from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
@@ -71,7 +72,7 @@ class Upload:
     # reason why the checkpoint is not written yet; "" once it is written
     problem: str = "not started"
     chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
-    # chunks that were already in the store when the upload started
+    # names of the chunks that were already in the store when the upload started
     existing_chunks: set[str] | None = None
 
     @property
@@ -117,7 +118,7 @@ class RemoteCheckpoints:
         self.fingerprint = fingerprint
         self.retention = retention
         self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
-        # names of damaged manifests and chunks, which are treated as missing
+        # keys of damaged manifests and names of damaged chunks, which are treated as missing
         self._damaged_names: set[str] = set()
         self._etag: str | None = None  # etag of `latest`, as last read or written
         self._newest_manifest = ""  # the manifest that `latest` names
@@ -130,8 +131,8 @@ class RemoteCheckpoints:
     def restore(self, target: memoryview, after_step: int) -> Manifest | None:
         """Load the newest intact checkpoint, if its step is after `after_step`, into `target`.
 
-        Logs damaged checkpoints and adds them to `damage`. Returns None if no checkpoint fits.
-        Raises ConfigError if the prefix belongs to another run, StorageError.
+        Logs damaged checkpoints and adds them to `damage`. Returns None if no such checkpoint
+        exists. Raises StorageError, or ConfigError if the prefix belongs to another run.
         """
         if not self._read_latest() and not self._list_manifests():
             return None
@@ -193,9 +194,10 @@ class RemoteCheckpoints:
             self._newest_manifest = ""
 
     def _read_latest(self) -> str:
-        """Return the manifest that `latest` names, or "".
+        """Return the key of the manifest that the object `latest` names; "" if no intact manifest
+        is named.
 
-        Stores the etag of `latest` for compare-and-swap. Raises ConfigError.
+        Remembers the etag of `latest` in `_etag`, for compare-and-swap. Raises ConfigError.
         """
         key = f"{self.prefix}/latest"
         self._etag = None
@@ -239,7 +241,12 @@ class RemoteCheckpoints:
         """
         if not name.startswith(f"{self.prefix}/manifests/") or parse_step(name) < 0:
             raise DamagedCheckpoint(f"{name[:200]!r} is not a manifest of this run")
-        manifest = manifest_file.parse_manifest(name, self.store.get(name))
+        try:
+            data = self.store.get(name)
+        except InvalidDocument as error:
+            raise DamagedCheckpoint(str(error)) from None
+
+        manifest = manifest_file.parse_manifest(name, data)
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity"
@@ -342,8 +349,8 @@ class RemoteCheckpoints:
         self._damaged_names.discard(name)
 
     def _list_chunks(self) -> set[str]:
-        """Return the hashes of the chunks in the store. Each listed chunk is complete, since writes
-        are atomic."""
+        """Return the names (hashes) of the chunks in the store. Each listed chunk is complete,
+        since writes are atomic."""
         start = f"{self.prefix}/chunks/"
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 

@@ -1,9 +1,9 @@
 """The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and
 the mean time M between losses of workers.
 
-Source: J. W. Source: Young, "A first order approximation to the optimum checkpoint interval", CACM
-17(9), 1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
-dumps", FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
+Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
+1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
 """
 
 import math
@@ -23,13 +23,14 @@ MIN_INTERVAL_UPLOADS = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: `seconds` (0: automatic) or `steps` (0:
-    unlimited) after the last one."""
+    """Decides when the next durable checkpoint is due: once `seconds` (0: automatic) have passed,
+    or `steps` (0: unlimited) were made, since the start of the last checkpoint."""
 
     def __init__(self, seconds: float, steps: int) -> None:
         self.fixed_seconds = seconds
         self.steps = steps
-        # seconds that the last checkpoint delayed the training: the time of the copy, and CPU time
+        # seconds that the last checkpoint cost the training: the time of the copy in memory, plus
+        # the CPU time of the upload
         self.cost = 0.0
         self.duration = 0.0  # seconds that the upload of the last checkpoint took
         # training time and number of losses in previous processes of the run

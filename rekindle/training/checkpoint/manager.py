@@ -118,8 +118,8 @@ class Checkpoints:
             self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
 
     def send_early_events(self) -> None:
-        """Send the events that happened before the first group to the ledger. Call when a group has
-        formed."""
+        """Send to the ledger the events that happened before the first group was formed. Call when
+        a group has formed."""
         events = self._early_events
         self._early_events = []
         for event in events:
@@ -266,8 +266,8 @@ class Checkpoints:
         run_read: ReadRunner = lambda read: read(),
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Load the newest durable checkpoint if its step is after `snapshot_step`, the newest
-        snapshot of any member.
+        """Load the newest durable checkpoint if its step is after `snapshot_step`, which is the
+        step of the newest snapshot of any member.
 
         `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
         moment. `cancelled()` returns True to stop waiting for an unavailable object store.

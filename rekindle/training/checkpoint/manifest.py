@@ -1,4 +1,6 @@
-"""The manifest of a durable checkpoint, and its validation."""
+"""The manifest of a durable checkpoint, and its validation. `identity` and `layout` are hashes of
+the run and of the layout of its state, `bytes` is the size of the state, `chunk` the size of a
+chunk in bytes, `chunks` the sha256 of each chunk, and `loader` the state of the data loader."""
 
 import base64
 import hashlib

@@ -6,8 +6,8 @@ Each worker has one file: a header page (run, model, machine, a record per slot)
 the state. One slot holds the newest complete snapshot, the next snapshot is written to the second,
 and an upload may read the third. Since the process may die at any moment, a slot's record is
 cleared before the slot is written, and committed afterwards by one flag, which is also the record's
-checksum. A reader verifies every byte. This module does not import torch, because the launcher
-imports it.
+checksum. A reader verifies every byte. The launcher imports this module, so this module does not
+import torch.
 """
 
 import fcntl
@@ -145,7 +145,7 @@ class SnapshotFile:
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
-        """`identity`, `layout` and `fingerprint` are hex sha256; `size`: bytes of the state."""
+        """The three hashes are sha256 in hex; `size`: bytes of the state."""
         self.path = path
         self.size = size
         self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
@@ -154,7 +154,7 @@ class SnapshotFile:
         self._header = HEADER.pack(
             MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size
         )
-        self._file, self.is_locked = _open_and_lock(path)  # is_locked: this process holds the lock
+        self._file, self.is_locked = open_and_lock(path)  # is_locked: this process holds the lock
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE_BYTES, 0)
         self._records = _parse_records(page)
@@ -244,7 +244,7 @@ class SnapshotFile:
         """Allocate and map all slots without changing intact snapshots. Raises OSError if memory is
         insufficient."""
         total = PAGE_BYTES + SLOT_COUNT * self.slot_bytes
-        # otherwise a full file system would later kill this process by SIGBUS
+        # without this allocation, a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
 
@@ -313,7 +313,7 @@ def fault_in_pages(mapped: mmap.mmap, start: int, length: int) -> None:
             mapped[page]
 
 
-def _open_and_lock(path: Path) -> tuple[int, bool]:
+def open_and_lock(path: Path) -> tuple[int, bool]:
     """Open the file. Return its descriptor, and True if this process holds its lock, or False if an
     earlier process still holds it."""
     while True:

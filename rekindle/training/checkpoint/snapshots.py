@@ -106,7 +106,7 @@ class Snapshots:
     def _commit_queued_slots(self) -> None:
         try:
             self._reserve()
-        # the error is not raised here but by `copy_state`, since only a checkpoint needs the copy
+        # `copy_state` raises this error later, since only a checkpoint needs the reserved memory
         except OSError as error:
             self._problem = RekindleError(
                 f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"

@@ -39,8 +39,9 @@ class IntervalComparison:
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
     if a checkpoint takes C seconds and a worker is lost every M seconds on average, checkpoints
-    every W seconds cost the fraction C/W + W/2M of the training time; the best W is √(2·C·M). Only
-    losses whose work was restored from a durable checkpoint count.
+    every W seconds cost the fraction C/W + W/2M of the training time; the best W is √(2·C·M). A
+    lost worker counts only if the training was then restored from a durable checkpoint. `seconds`
+    is the mean time between checkpoints, and `best_seconds` is the best W.
     """
 
     losses: int
@@ -174,7 +175,7 @@ def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
 
 def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | None:
     """Compare the time between durable checkpoints with the time that would have cost least.
-    `cost`: cost of the time of all workers that counts as trained or lost."""
+    `cost`: cost of the part of the workers' time that counts as trained or lost."""
     restored = {
         item.resumed: item
         for item in summary.incidents

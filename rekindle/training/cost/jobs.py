@@ -14,10 +14,10 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.allowed_values import FULFILLED
 from argolocal.manifest.types import Manifest
 from argolocal.view.summary import timestamp
+from rekindle.kubernetes_names import COORDINATORS, LAUNCHERS
 from rekindle.training.cost import pod_requests
 from rekindle.training.cost.pod_requests import Replicas
 from rekindle.training.cost.prices import Prices
-from rekindle.training.cost.tariff import COORDINATOR, LAUNCHER
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class JobRun:
 
 
 def collect_templates(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Manifest]:
-    """Return the templates of a run by name, and those of WorkflowTemplates by
-    SCOPE/OBJECT/NAME."""
+    """Return the templates of a run: the templates of its manifest by name, and the templates of
+    WorkflowTemplates by SCOPE/OBJECT/NAME, where SCOPE is `namespaced` or `cluster`."""
     stored = {**(manifest.get("storedTemplates") or {}), **(status.get("storedTemplates") or {})}
     return stored | {
         item["name"]: item for item in manifest["spec"].get("templates") or [] if "name" in item
@@ -66,8 +66,8 @@ def parse_task_path(node: Mapping[str, Any]) -> str:
 
 
 def find_end_time(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
-    """Return the end time of a node: for a node without one, the end of the run, or the current
-    time."""
+    """Return the end time of a node. For a node that has not ended, return the end of the run, or
+    the current time."""
     end = node.get("finishedAt") or status.get("finishedAt")
     if end:
         return timestamp(end)
@@ -140,13 +140,13 @@ def _list_applied_jobs(
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
     """Yield the kind and the pods of each job that a template applies, except elastic trainings."""
     for kind, items in pod_requests.list_applied_jobs(template, runtimes):
-        if not any(module in item.command for item in items for module in (LAUNCHER, COORDINATOR)):
+        if all((LAUNCHERS | COORDINATORS).isdisjoint(item.command) for item in items):
             yield kind, items
 
 
 def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
-    """Return the template, with the tags in the object that it applies, such as the number of
-    workers, replaced by workflow arguments and node inputs."""
+    """Return the template after the tags in the object that it applies, such as a tag for the
+    number of workers, were replaced by workflow arguments and node inputs."""
     text = pod_requests.read_object_text(template)
     if "{{" not in text:
         return template
@@ -166,6 +166,7 @@ def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Ma
             **template,
             "resource": {**template["resource"], "manifest": substitute(text, scope)},
         }
-    # a tag has no value, so the tags stay, and numbers that contain tags count as unknown
+    # the value of a tag is missing, so all tags stay, and a number that contains a tag counts as
+    # unknown
     except TemplateError:
         return template

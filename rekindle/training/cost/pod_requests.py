@@ -6,14 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
+from argolocal.errors import ConfigError
+from argolocal.language import yaml_text
 from argolocal.language.quantity import parse_quantity
 from argolocal.manifest.types import Manifest
+from rekindle.documents import is_valid
+from rekindle.training.cost.applied_objects import AppliedPod, TrainingRuntime, TrainJob
 
 GIB = 1 << 30
 # fields that contain the number of pods of a job or a Deployment
 COUNT_FIELDS = ("replicas", "parallelism")
+MAX_PODS = 2**31 - 1  # largest number of replicas in Kubernetes
+MAX_AMOUNT = 2.0**63  # largest amount of a quantity in Kubernetes
 # kinds of Kubeflow Trainer
 TRAIN_JOB = "TrainJob"
 TRAINING_RUNTIME = "TrainingRuntime"
@@ -47,7 +51,7 @@ ACCELERATOR = re.compile(
 
 @dataclass(frozen=True)
 class Pod:
-    """The resource requests of a pod, and its node selection."""
+    """The resource requests of a pod (`gib`: memory in GiB), and its node selection."""
 
     cpus: float = 0.0
     gib: float = 0.0
@@ -73,7 +77,7 @@ class Pod:
 
     @property
     def requests(self) -> dict[str, float]:
-        """Requests by resource name, in pods, cores, bytes and devices."""
+        """Amounts by resource name: numbers of pods, cores, bytes and devices."""
         return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB, **self.devices}
 
 
@@ -187,7 +191,9 @@ def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Repl
     runtimes = [
         item
         for item in objects
-        if isinstance(item, Mapping) and item.get("kind") == TRAINING_RUNTIME
+        if isinstance(item, Mapping)
+        and item.get("kind") == TRAINING_RUNTIME
+        and is_valid(TrainingRuntime, item)
     ]
     return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
 
@@ -205,9 +211,15 @@ def _replicas_of(item: object, runtimes: Mapping[str, list[Replicas]] | None) ->
 
 def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
     """Return the pods of the TrainJob's runtime; their number is the TrainJob's numNodes."""
+    if not is_valid(TrainJob, job):
+        return []
+
     spec = job.get("spec") or {}
     nodes = (spec.get("trainer") or {}).get("numNodes") or 1
     runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
+    if not isinstance(nodes, int):
+        nodes = 0  # a template tag
+
     return [
         replace(item, count=item.count * nodes) if item.role == TRAINING_NODES_JOB else item
         for item in runtime
@@ -216,8 +228,8 @@ def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -
 
 def _objects(template: Manifest) -> list[Any]:
     try:
-        return [*yaml.safe_load_all(read_object_text(template))]
-    except yaml.YAMLError:
+        return yaml_text.parse(read_object_text(template))
+    except ConfigError:
         # the text has tags outside of quotes, and is YAML only after Argo has replaced them
         return []
 
@@ -230,10 +242,14 @@ def read_object_text(template: Manifest) -> str:
 def _executor_resources(template: Manifest) -> Manifest:
     """Return the resources of Argo's executor pod, which only a podSpecPatch can set."""
     try:
-        containers = json.loads(template.get("podSpecPatch") or "{}").get("containers") or []
+        patch = json.loads(template.get("podSpecPatch") or "{}")
     # the podSpecPatch is YAML, or contains template tags
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
+    if not is_valid(AppliedPod, patch):
+        return {}
+
+    containers = patch.get("containers") or []
     return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
 
 
@@ -256,6 +272,10 @@ def _replicas(value: object, role: str, count: int) -> Iterator[Replicas]:
 
     containers = value.get("containers")
     if isinstance(containers, list):
+        # what the API server would reject creates no pods
+        if not is_valid(AppliedPod, value):
+            return
+
         command = tuple(
             str(word)
             for c in containers
@@ -266,7 +286,13 @@ def _replicas(value: object, role: str, count: int) -> Iterator[Replicas]:
         return
 
     for name in COUNT_FIELDS:
-        count *= value[name] if isinstance(value.get(name), int) else 1
+        number = value.get(name, 1)
+        if isinstance(number, int):
+            count *= number
+
+    # what the API server would reject creates no pods
+    if not 0 <= count <= MAX_PODS:
+        return
 
     if "replicas" in value and "name" in value:
         role = str(value["name"])
@@ -297,8 +323,13 @@ def _required_labels(spec: Manifest) -> dict[str, str]:
 
 
 def quantity_or_zero(text: str | float) -> float:
-    """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity."""
+    """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity, or for
+    an amount that the API server would reject."""
     try:
-        return float(parse_quantity(text))
-    except ValueError:  # a template tag: the amount is known only when the pod starts
+        amount = float(parse_quantity(text))
+    except (ValueError, OverflowError):  # a template tag: known only when the pod starts
         return 0.0
+
+    if 0 <= amount <= MAX_AMOUNT:
+        return amount
+    return 0.0

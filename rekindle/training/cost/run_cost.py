@@ -1,9 +1,9 @@
 """Computes the cost of a run from the times of its nodes and the requests of their templates."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, RootModel
+from pydantic import ConfigDict, Field, RootModel
 
 from argolocal.view.summary import outputs, timestamp
 from rekindle.documents import parse
@@ -16,7 +16,11 @@ TRAINING_COSTS = "training_costs"
 MAX_STEPS = 4  # maximum number of steps that the text names
 
 
-class TrainingCosts(RootModel[dict[str, float]]):
+# an amount of money; the sum of all amounts is finite
+Amount = Annotated[float, Field(ge=0, lt=1e15)]
+
+
+class TrainingCosts(RootModel[dict[str, Amount]]):
     """The output TRAINING_COSTS: task → cost of the training, from its ledger."""
 
     model_config = ConfigDict(strict=True)
@@ -64,8 +68,8 @@ def compute_run_costs(
     """Return the cost of a run as `words` (text), `currency`, `total`, and `steps` (cost by task);
     {} without prices.
 
-    `trainings`: costs of elastic trainings by task, from their ledgers (default: the costs that the
-    step `report` has recorded).
+    `training_costs`: costs of elastic trainings by task, from their ledgers (default: the costs
+    that the step `report` has recorded).
     """
     if not prices:
         return {}

@@ -9,13 +9,12 @@ from argolocal.manifest.types import Manifest
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS, key
+from rekindle.kubernetes_names import COORDINATORS, LAUNCHERS
 from rekindle.sections import Section
 from rekindle.training.cost import pod_requests
 from rekindle.training.cost.pod_requests import Pod
 from rekindle.training.cost.prices import ANNOTATION, Prices
 
-LAUNCHER = "rekindle.training.launch.launcher"
-COORDINATOR = "rekindle.training.membership.server"
 TRIAL_STEP = "steps.search.trial"
 
 
@@ -65,29 +64,27 @@ def build_tariffs(
     manifest: Manifest, prices: Prices | None, tasks: Iterable[str]
 ) -> dict[str, Tariff]:
     """Return the tariff of each training task that has prices and pods, by task."""
-    templates = manifest["spec"].get("templates") or []
-    if prices:
-        replicas = [
-            item for template in templates for item in pod_requests.list_object_replicas(template)
-        ]
-    else:
-        replicas = []
-
     result: dict[str, Tariff] = {}
-    for task in tasks:
-        flag = f"--checkpoints={key(task, CHECKPOINTS)}"
-        members = [item for item in replicas if flag in item.command]
-        workers = {item.role: item.pod for item in members if LAUNCHER in item.command}
-        coordinators = [item.pod for item in members if COORDINATOR in item.command]
-
+    for task in tasks if prices else ():
+        workers, coordinator = find_training_pods(manifest, task)
         if prices and workers:
-            result[task] = Tariff(
-                prices=prices,
-                workers=workers,
-                coordinator=coordinators[0] if coordinators else None,
-            )
+            result[task] = Tariff(prices=prices, workers=workers, coordinator=coordinator)
 
     return result
+
+
+def find_training_pods(manifest: Manifest, task: str) -> tuple[dict[str, Pod], Pod | None]:
+    """Return the pods of the workers of a training by role, and the pod of its coordinator."""
+    flag = f"--checkpoints={key(task, CHECKPOINTS)}"
+    members = [
+        item
+        for template in manifest["spec"].get("templates") or []
+        for item in pod_requests.list_object_replicas(template)
+        if flag in item.command
+    ]
+    workers = {item.role: item.pod for item in members if not LAUNCHERS.isdisjoint(item.command)}
+    coordinators = [item.pod for item in members if not COORDINATORS.isdisjoint(item.command)]
+    return workers, coordinators[0] if coordinators else None
 
 
 def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:

@@ -88,7 +88,8 @@ class ElasticGroup:
         self.client = Client(*coordinator, fingerprint, lambda: bool(read_completed_model(spec)))
         self.client.on_abort = self._abort
 
-        # the process group of the current generation; `_abort` aborts it from the client's thread
+        # the lock protects the process group and the sockets of the current generation, because
+        # `_abort` uses them in the client's thread
         self._lock = threading.Lock()
         self._pg: Any = None
         self._sockets: dict[int, str] = {}
@@ -144,7 +145,8 @@ class ElasticGroup:
         return self._caller.run(call)
 
     def wait(self, *works: Work) -> None:
-        # nccl's `wait` returns immediately, and its `abort` ends a collective
+        # nccl does not need a separate thread: its `wait` returns immediately, and its `abort` ends
+        # a collective
         if self.device.type == "cuda":
             wait_for_collectives(works)
         else:
@@ -260,8 +262,8 @@ def create_membership(
     """Create the Membership that the environment variables describe: one with a coordinator, one
     under torchrun, or one for a single process.
 
-    Without a coordinator, which makes this check itself, raises ConfigError if this machine does
-    not match train.fingerprint.
+    Raises ConfigError if this machine does not match train.fingerprint; with a coordinator, the
+    coordinator makes this check instead.
     """
     coordinator = _find_coordinator()
     if coordinator:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class GroupBroken(RuntimeError):
-    """The result will never arrive: the group is broken."""
+    """The result of a call will never arrive, because the group is broken."""
 
 
 class InterruptibleCaller:
@@ -69,7 +69,8 @@ def resolve_with_call(future: Future[T], call: Callable[[], T]) -> None:
     except BaseException as error:
         _resolve_future(future, error)
     finally:
-        # the traceback of an error keeps this frame, and without `del` the objects that `call` uses
+        # the traceback of an error keeps this frame alive; without `del`, this frame would keep the
+        # objects alive that `call` uses
         del future, call
 
 

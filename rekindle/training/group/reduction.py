@@ -35,7 +35,7 @@ class PartialSum(NamedTuple):
     """Memory for one partial sum."""
 
     flat: Tensor
-    views: list[Tensor]  # views of `flat`: the state's summands, the loss and the flags
+    views: list[Tensor]  # views of `flat`: the state's summands, the loss and the requests
 
 
 class Reduction:

@@ -19,9 +19,9 @@ What happens when a worker is killed:
 2. The client's thread (`membership/client.py`) receives the message and calls
    `ElasticGroup._abort`, which shuts down the group's sockets. The collective in which this process
    waits fails within milliseconds.
-3. `reduce` reports the failure, restores the data loader to the start of the step, replaces the
-   reduction, which destroys the process group, and returns None. The training state is unchanged:
-   it changes only after a complete sum.
+3. `reduce` reports the failure, restores the data loader to the start of the step, destroys the
+   process group by replacing the `Reduction` that holds it, and returns None. The training state is
+   unchanged: it changes only after a complete sum.
 4. The loop calls `start_step` for the same step. `_join_group` joins the next generation, which the
    coordinator publishes when all survivors have reported, and `_adopt_newest_state` gives all
    members the newest state. The survivors have equal states, so no state is sent, and they repeat
@@ -85,7 +85,7 @@ class TrainingGroup:
         self.rank = 0
         self.size = 0
         self._reduction = Reduction(state, membership.wait)
-        # rank and size of this process's group at the last completed step
+        # rank of this process and size of its group at the last completed step
         self.last_place = SINGLE_PROCESS
 
         # results of the newest step
@@ -94,7 +94,7 @@ class TrainingGroup:
         self.saving = False
         self.stopped = False  # True if this process leaves before the last step
 
-        # how this process leaves
+        # circumstances of the departure, if this process leaves
         self.last_copy = False  # True if this process may hold the only copy of the state
         # True if other members may wait for this process, because they do not know that it leaves
         self.others_may_wait = False
@@ -144,8 +144,8 @@ class TrainingGroup:
         self._reduction.add(virtual_worker, loss, summands)
 
     def reduce(self) -> Tensor | None:
-        """Return the sum over all virtual workers as a flat tensor [state.width]; None if the group
-        broke.
+        """Return the sum over all virtual workers as a flat tensor of `state.width` elements; None
+        if the group broke.
 
         The sum is valid until the next `add`. Call once per step, after `add` for each of
         `virtual_workers`.
@@ -199,8 +199,8 @@ class TrainingGroup:
         return True
 
     def _apply_controls(self, controls: list[float]) -> None:
-        """Apply the summed control values. All members get the same sums, so they stop after the
-        same step."""
+        """Act on the sums of the four control values, which the docstring of this module lists. All
+        members get the same sums, so they stop after the same step."""
         loss, join, leave, save = controls
         self.loss = loss / self.total_virtual_workers
         self.saving = save > 0
@@ -245,8 +245,8 @@ class TrainingGroup:
         return False
 
     def _adopt_newest_state(self, view: GroupView) -> None:
-        """Give all members the newest state of any member, from training or from the snapshot of a
-        previous process.
+        """Give all members the newest state of any member: a state from training, or the snapshot
+        of a previous process.
 
         Within one run, states of equal steps have equal bits. If no member was training, rank 0
         looks for a newer checkpoint in the object store.
@@ -332,8 +332,8 @@ class TrainingGroup:
     def _receive_buffer(self) -> Tensor:
         """Return memory to receive a state in: separate memory if enough is free.
 
-        Then the current state stays intact if the source dies, or an abandoned broadcast still
-        writes.
+        With separate memory, the current state stays intact if the source dies, or if an aborted
+        broadcast still writes to the memory.
         """
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
@@ -345,7 +345,8 @@ class TrainingGroup:
         return state.memory
 
     def _leave_group(self) -> None:
-        """Leave a broken group and replace the buffers, to which it may still write."""
+        """Leave a broken group and replace the buffers, because the collectives of the group may
+        still write to them."""
         self.size = 0
         # this drops the last reference to the process group, which closes its connections and wakes
         # the peers

@@ -1,9 +1,9 @@
 """Gradients are added along a fixed balanced binary tree over the virtual workers 0…V-1.
 
-Floating-point sums depend on their order. This order does not depend on the number of processes: a
-node over the leaves [lo, hi) is the sum of its two children, whose boundary is at lo + the largest
-power of two below hi-lo. A process with contiguous leaves computes the sums of the complete
-subtrees inside them.
+Floating-point sums depend on their order. The order in this tree does not depend on the number of
+processes: the node over the leaves [lo, hi) is the sum of its two children, whose boundary is at lo
++ the largest power of two below hi-lo. A process with contiguous leaves computes the sums of the
+complete subtrees inside them.
 """
 
 from collections.abc import Callable

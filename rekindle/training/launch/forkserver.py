@@ -21,7 +21,9 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from argolocal.common import exit_codes
@@ -33,8 +35,8 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: one if the coordinator aborted the run, one if the workload raised an
-# exception
+# exit codes of a worker: RUN_ABORTED if the coordinator has aborted the run, WORKLOAD_ERROR if the
+# workload has raised an exception
 RUN_ABORTED = 71
 WORKLOAD_ERROR = 76
 MAX_MESSAGE_BYTES = 200_000
@@ -95,7 +97,7 @@ class Forkserver:
         self._send(pickle.dumps(spec))
 
     def request(self, index: int) -> None:
-        """Start a worker in slot `index`."""
+        """Ask the forkserver to start a worker in slot `index`."""
         self.requested_indices.add(index)
         self._send(b"%d" % index)
 
@@ -121,6 +123,25 @@ class Forkserver:
 
 def _run_forkserver(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int) -> None:
     """Run the forkserver's main loop."""
+    prepare_forkserver(launcher_pid)
+    from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
+
+    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
+    _preload_modules(spec)
+    # without `freeze`, a worker's garbage collector would write to every memory page, which copies
+    # the page
+    gc.freeze()
+    gc.enable()
+
+    while request := connection.recv(64):
+        index = int(request)
+        fork_for_launcher(
+            connection, index, launcher_pid, partial(_run_worker, spec, index, slots[index])
+        )
+
+
+def prepare_forkserver(launcher_pid: int) -> None:
+    """Prepare this process for imports, and for forks that inherit them."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,21 +153,10 @@ def _run_forkserver(connection: socket.socket, slots: list[WorkerSlot], launcher
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # garbage collection would take a quarter of the import time, and imports create no garbage
     gc.disable()
-    from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
-
-    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
-    _preload_modules(spec)
-    # without `freeze`, a worker's garbage collector would write to every memory page, which copies
-    # the page
-    gc.freeze()
-    gc.enable()
-
-    while request := connection.recv(64):
-        _fork_worker(connection, int(request), spec, slots, launcher_pid)
 
 
 def _preload_modules(spec: "TrainingSpec") -> None:
-    """Import the modules and open the store that workers inherit."""
+    """Import the workload's modules and open the object store, so that workers inherit both."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
@@ -158,14 +168,10 @@ def _preload_modules(spec: "TrainingSpec") -> None:
             import torch._dynamo  # noqa: F401
 
 
-def _fork_worker(
-    connection: socket.socket,
-    index: int,
-    spec: "TrainingSpec",
-    slots: list[WorkerSlot],
-    launcher_pid: int,
+def fork_for_launcher(
+    connection: socket.socket, index: int, launcher_pid: int, run: Callable[[], NoReturn]
 ) -> None:
-    """Fork a worker as a child of the launcher."""
+    """Fork a child of the launcher that calls `run`, and send "INDEX PID" to the launcher."""
     reader, writer = os.pipe()
 
     intermediate_pid = os.fork()
@@ -183,7 +189,7 @@ def _fork_worker(
 
         os.close(reader)
         die_with_parent(launcher_pid)
-        _run_worker(spec, index, slots[index])
+        run()
 
     os.close(reader)
     os.waitpid(intermediate_pid, 0)  # from now on, the launcher is the worker's parent
@@ -235,5 +241,6 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
 
-        # exit without waiting for child processes, which may never end and are killed with this one
+        # exit without waiting for child processes, which may never end; they are killed when this
+        # process ends
         os._exit(code)

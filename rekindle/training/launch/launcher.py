@@ -15,10 +15,10 @@ exit code.
                                                          without a newer step
 
 After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers,
-which leave after their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. If
-PET_NPROC_PER_NODE is a number, the launcher starts that many workers; worker N gets LOCAL_RANK=N.
-This process imports no torch: it forks workers from a process that has imported it (forkserver.py).
-The launcher reaps all orphans, and kills all its descendants when it exits.
+which leave the run after their current step; the launcher exits with 143 within $REKINDLE_GRACE
+(30) seconds. If PET_NPROC_PER_NODE is a number, the launcher starts that many workers; worker N
+gets LOCAL_RANK=N. This process imports no torch: it forks workers from a process that has imported
+it (forkserver.py). The launcher reaps all orphans, and kills all its descendants when it exits.
 """
 
 import signal
@@ -33,6 +33,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -52,6 +53,7 @@ from rekindle.training.launch.forkserver import (
     Forkserver,
     WorkerSlot,
 )
+from rekindle.training.launch.usage import UsageSampler
 
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
@@ -65,18 +67,20 @@ COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT)
 NEVER = float("inf")
+USAGE_TIMEOUT_S = 0.5  # the launcher does nothing else in this time
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """The kind of a process's exit, which determines its restart."""
+    """The kind of exit of a process; it determines if and when the process is restarted."""
 
     PREEMPTED = auto()
     UNAVAILABLE = auto()
     BUG = auto()
 
 
-# exit code of a worker that ends all other workers → exit code of the launcher
+# if a worker exits with one of these codes, all other workers must end, too: exit code of the
+# worker → exit code of the launcher
 FINAL_EXIT_CODES = {**{code: code for code in OBSOLETE_SNAPSHOT_CODES}, RUN_ABORTED: 1}
 # other exit codes of a worker → ExitKind; any code that is not listed means BUG
 EXIT_KINDS = {
@@ -90,8 +94,8 @@ RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind
 
 @dataclass
 class RestartBudget:
-    """Limits the restarts of one process; the count of its exits starts again whenever it completes
-    a newer step."""
+    """Limits the restarts of one process; the count of exits is reset to 0 whenever a newer step is
+    completed."""
 
     newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
@@ -162,6 +166,8 @@ class Launcher:
         self.starts = 0
         self.exit_code: int | None = None  # exit code of the launcher once all children have exited
         self.deadline = NEVER
+        self.name = name
+        self.usage = UsageSampler()
         self._start_forkserver()
 
     def run(self, spec: "TrainingSpec") -> int:
@@ -173,6 +179,7 @@ class Launcher:
         while self.exit_code is None or self._has_children():
             self._start_due_processes()
             self._wait_for_event()
+            self._report_usage()
             if self.signals.take_received() & STOP_SIGNALS:
                 self._shut_down(
                     exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.read_grace_period()
@@ -214,6 +221,7 @@ class Launcher:
         """Wait for a signal, a new worker, the next start time or the deadline."""
         wake_times = [self.deadline]
         if self.exit_code is None:
+            wake_times.append(self.usage.next_sample_time)
             wake_times += (
                 [self.forkserver_slot.start_time]
                 if not self.forkserver_slot.pid
@@ -227,6 +235,14 @@ class Launcher:
         ]
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
+    def _report_usage(self) -> None:
+        """Send the use of CPU, memory and GPUs to the coordinator, about once a minute."""
+        if self.exit_code is not None:
+            return
+        usage = self.usage.sample()
+        if usage:
+            _report_usage_to_coordinator(self.name, usage)
+
     def _reap(self) -> list[tuple[int, int]]:
         """Reap the children that have exited, and kill their process groups. Return (pid, exit
         code) of each child; the exit code -N means that signal N killed it."""
@@ -234,9 +250,9 @@ class Launcher:
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 pid = child.si_pid
-                # the pid of a zombie is not reused
+                # the signal cannot reach another process, because the pid of a zombie is not reused
                 if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:
-                    _send_signal(-pid, signal.SIGKILL)
+                    send_signal(-pid, signal.SIGKILL)
                 exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         return exits
 
@@ -245,7 +261,7 @@ class Launcher:
             self.slots[index].pid = pid
             self.starts += 1
             if self.exit_code is not None:
-                _send_signal(pid, signal.SIGTERM)
+                send_signal(pid, signal.SIGTERM)
 
     def _on_exit(self, pid: int, code: int) -> None:
         if pid == self.forkserver_slot.pid:
@@ -339,22 +355,22 @@ class Launcher:
             self.forkserver.end()
         for slot in self.slots:
             if code and slot.pid:
-                _send_signal(slot.pid, signal.SIGTERM)
+                send_signal(slot.pid, signal.SIGTERM)
 
     def _kill_workers(self) -> None:
         self.deadline = NEVER
         for slot in self.slots:
             if slot.pid:
                 say(f"{slot.name} is killed: it did not exit in time")
-                _send_signal(slot.pid, signal.SIGKILL)
+                send_signal(slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
         """Return True while children are alive. Kills the remaining children once all workers have
         exited."""
-        children = _list_children()
+        children = list_children()
         if not self.forkserver_slot.pid and not any(slot.pid for slot in self.slots):
             for pid in children:
-                _send_signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
         return bool(children)
 
 
@@ -368,7 +384,20 @@ def _report_to_coordinator(name: str, message: str, code: int) -> None:
         report_error(coordinator, name, message, code, timeout=1)
 
 
-def _send_signal(pid: int, number: int) -> None:
+def _report_usage_to_coordinator(name: str, usage: Mapping[str, float]) -> None:
+    """Send the event `usage`; it is lost if the coordinator does not answer."""
+    from rekindle.training.membership.client import send_single_message
+    from rekindle.training.membership.protocol import coordinator_address
+
+    with suppress(OSError, RekindleError):
+        coordinator = coordinator_address()
+        if coordinator:
+            message = {"event": "usage", "name": name, **usage}
+            send_single_message(coordinator, message, USAGE_TIMEOUT_S)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process, unless it has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -380,7 +409,8 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _list_children() -> list[int]:
+def list_children() -> list[int]:
+    """Return the pids of the children of this process."""
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -408,8 +438,8 @@ def count_workers() -> int:
 
 
 def _wait_for_interruption(signal_pipe: SignalPipe) -> bool:
-    """Wait while the cloud announces an interruption of this node, on which workers would be lost.
-    Return True after SIGTERM."""
+    """Wait while the cloud announces an interruption of this node, because workers that start now
+    would be lost. Return True after SIGTERM."""
     while notice.is_interruption_announced():
         say("this node is about to be interrupted: no worker is started on it")
         readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)

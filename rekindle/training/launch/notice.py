@@ -6,8 +6,9 @@ or instead of it.
 
 `python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
 parent, the launcher, whose workers then leave after their step. While the metadata service cannot
-be reached, this counts as no notice. Sources: AWS, spot instance interruption notices (IMDSv2; the
-hop limit of the instance must admit pods); Azure, Scheduled Events.
+be reached, this counts as no notice. Sources: AWS, spot instance interruption notices; Azure,
+Scheduled Events. The requests to AWS use IMDSv2: its hop limit, a setting of the instance, must let
+pods reach the service.
 """
 
 import json
@@ -23,7 +24,7 @@ from rekindle.errors import say
 from rekindle.kubernetes_names import REKINDLE_NOTICE
 
 # default address of the metadata service; REKINDLE_NOTICE is the cloud (`aws` or `azure`),
-# optionally followed by a space and another address
+# optionally followed by a space and an address to use instead of this default
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0

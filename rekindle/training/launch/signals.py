@@ -1,4 +1,4 @@
-"""Handles SIGTERM in launchers and workers, the time that is left until SIGKILL, and the newest
+"""The handling of SIGTERM in launchers and workers, the time left until SIGKILL, and the newest
 step of a worker.
 
 A worker handles SIGTERM even while its main thread blocks in a collective. The child processes of a
@@ -26,8 +26,8 @@ DEFAULT_GRACE_S = 30.0  # default value of Kubernetes for terminationGracePeriod
 LAUNCHER_SHARE = 0.95
 WORKER_SHARE = 0.9
 
-# element 0 is the newest step of this process; WorkerSlot replaces it by memory that the launcher
-# can read
+# element 0 is the newest step of this process; `WorkerSlot.attach` replaces the memoryview by a
+# view of memory that the launcher can read
 newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 

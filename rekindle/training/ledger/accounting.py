@@ -1,13 +1,14 @@
 """Computes the Summary of a ledger from its events. ledger_summary.py defines the Summary and the
 events."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rekindle.training.ledger.event_types import check_event
 from rekindle.training.ledger.events import Event
 from rekindle.training.ledger.ledger_summary import (
+    KILLED_PROCESS,
     LOST,
     LOST_WITHOUT_COORDINATOR,
     TRAINED,
@@ -142,12 +143,13 @@ class EventAccounting:
         t = max(t, self.latest)
         counts = self.summary.counts
         try:
+            check_event(event)
+        except ValueError:
+            self.summary.skipped += 1
+        else:
             handler = getattr(self, f"on_{name}", None)
             if handler:
                 handler(t, event)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            # int(float("inf")) raises OverflowError
-            self.summary.skipped += 1
 
         counts[name] = counts.get(name, 0) + 1
         self.latest = t
@@ -164,6 +166,27 @@ class EventAccounting:
     def on_run(self, t: float, event: Event) -> None:
         self.summary.run = {key: value for key, value in event.items() if key not in ("t", "event")}
 
+    def on_progress(self, t: float, event: Event) -> None:
+        self.summary.progress = {
+            key: value for key, value in event.items() if key not in ("t", "event", "name")
+        }
+
+    def on_unsaved(self, t: float, event: Event) -> None:
+        self.summary.unsaved.append({**event, "t": t, "seconds": float(event["seconds"])})
+
+    def on_usage(self, t: float, event: Event) -> None:
+        usage = self.summary.usage.setdefault(str(event.get("name", "?")), {"seconds": 0.0})
+        earlier_s = usage["seconds"]
+        seconds = float(event["seconds"])
+        total_s = earlier_s + seconds
+        for name, value in event.items():
+            if name.endswith("_max"):
+                usage[name] = max(usage.get(name, 0.0), float(value))
+            elif name.endswith("_mean") and total_s:
+                earlier = usage.get(name, 0.0) * earlier_s
+                usage[name] = round((earlier + float(value) * seconds) / total_s, 3)
+        usage["seconds"] = round(total_s, 3)
+
     def on_coordinator(self, t: float, event: Event) -> None:
         self._handle_new_coordinator(t)
         self.coordinators += 1
@@ -178,7 +201,8 @@ class EventAccounting:
         name = str(event.get("name", "?"))
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
 
-        # an earlier event may have named this worker only by its name; its id is new
+        # if an earlier event lacked the id of this worker, its timeline is stored under its name:
+        # then an id does not mean a new process
         is_new = id == name if name in alive else id not in alive
         # the ledger lacks the end of the worker's previous process
         if alive and is_new and alive[0] not in self.unconfirmed:
@@ -229,6 +253,13 @@ class EventAccounting:
 
     on_drain = on_lost
 
+    def on_killed(self, t: float, event: Event) -> None:
+        # the agent of the program lives on, so there is no event `lost`
+        name = str(event.get("name", "?"))
+        incident = self._record_incident(t, "lost", name, KILLED_PROCESS)
+        if incident:
+            incident.left = max(0, incident.left - 1)
+
     def on_failed(self, t: float, event: Event) -> None:
         name = str(event.get("name", "?"))
         if name not in self.failed:
@@ -247,6 +278,7 @@ class EventAccounting:
     def on_generation(self, t: float, event: Event) -> None:
         step = int(event.get("step", -1))
         names = [str(name) for name in event.get("members") or []]
+        self.summary.groups.append((t, len(names), max(0, step)))
         self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
         self.unconfirmed = {}
         self.restart = None
@@ -303,10 +335,6 @@ class EventAccounting:
             self._record_point(t, step)
 
     def on_checkpoint(self, t: float, event: Event) -> None:
-        for name in ("bytes", "seconds"):
-            number = event.get(name, 0)
-            if not (isinstance(number, int | float) and 0 <= number < math.inf):
-                raise ValueError(f"{name} of a checkpoint is not a number")
         self.summary.checkpoints.append(event)
 
     def on_dropped(self, t: float, event: Event) -> None:
@@ -346,7 +374,7 @@ class EventAccounting:
                 self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
 
     def _mark_dead(self, names: list[str]) -> None:
-        """Mark those workers in `names` as dead that have not joined the new coordinator."""
+        """Mark the workers in `names` that have not joined the new coordinator as dead."""
         for id, t in list(self.unconfirmed.items()):
             life = self.lives[id]
             if life.name in names:
@@ -381,6 +409,11 @@ class EventAccounting:
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
         """Start the next group. The group continues at `step` if it contains a member of the
         previous group; otherwise a later event shows its first step."""
+        is_program = bool(self.summary.run.get("program"))
+        if is_program and not self.points:
+            # the group before has neither restored nor saved anything
+            self._infer_start(0)
+
         pause = self.pause
         survivors = self.group & members
 
@@ -388,13 +421,15 @@ class EventAccounting:
         for incident in pause.incidents:
             incident.resumed = t
 
-        if survivors:
+        # all processes of a program start again from a checkpoint, which the event `restored` names
+        if survivors and not is_program:
             self._infer_start(step)
             self._resume(pause, step)
             return
 
         for incident in pause.incidents:
-            incident.left = 0 if incident.kind != "coordinator" else incident.left
+            if not survivors and incident.kind != "coordinator":
+                incident.left = 0
 
         if self.unsure:
             self.unsure.until = t
@@ -407,7 +442,11 @@ class EventAccounting:
         """Derive the first step of the group from its current `step`, if the first step is
         unknown."""
         if self.unsure:
-            newest = min(step, self.points[-1][1]) if self.points else step
+            if self.points:
+                newest = min(step, self.points[-1][1])
+            else:
+                # the first step that a program tells is that of its first save or report
+                newest = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.unsure,
                 newest if self.unsure.restored is None else min(step, self.unsure.restored),
@@ -455,8 +494,8 @@ class EventAccounting:
         self.summary.steps = max(self.summary.steps, step)
 
     def _estimate_finish_time(self, step: int, limit: float) -> float:
-        """Estimate the time at which `step` was finished, by interpolation between two points or
-        extrapolation from the last one, at most `limit`."""
+        """Estimate the time when `step` was finished, by interpolation between two points, or by
+        extrapolation from the last point to at most the time `limit`."""
         index = bisect_left(self.points, step, key=lambda point: point[1])
         if index == 0:
             return self.points[0][0]

@@ -11,7 +11,6 @@ ledger never delays or ends a training: while the object store is unavailable, e
 memory.
 """
 
-import json
 import threading
 import time
 import uuid
@@ -19,8 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from argolocal.common.json_text import to_json
+from argolocal.common.json_text import loads, to_json
 from rekindle.errors import RekindleError, say
+from rekindle.training.ledger.event_types import check_event
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -31,7 +31,6 @@ SEGMENT_BYTES = 256 << 10  # size of a full segment
 # maximum number of events in memory while the object store is unavailable
 MAX_WAITING_EVENTS = 20_000
 READ_THREADS = 8
-MAX_TIME = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
 # time to write the last events of a process if the object store is unavailable or slow
 CLOSE_TIMEOUT_S = 20.0
 
@@ -194,7 +193,8 @@ def read_events(store: "Store", prefix: str) -> list[Event]:
     """Return all events below `prefix`, sorted by time and without duplicates; [] if the ledger
     does not exist.
 
-    If lines are invalid or duplicate, a last event `skipped` has their number. Raises StorageError.
+    If lines are duplicate, or are not events with fields of the right types, the list ends with an
+    event `skipped`, which contains the number of these lines. Raises StorageError.
     """
     keys = [entry.key for entry in store.list(f"{prefix}/") if entry.key.endswith(".jsonl")]
     with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -222,12 +222,10 @@ def read_events(store: "Store", prefix: str) -> list[Event]:
 
 
 def _parse_event(line: bytes) -> Event | None:
+    """Return the event in a line; None if the line is damaged or a field has a wrong type."""
     try:
-        event = json.loads(line)
-        has_time = isinstance(event["t"], int | float) and 0 <= event["t"] < MAX_TIME
-        is_valid = has_time and isinstance(event["event"], str)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        event = loads(line)
+        check_event(event)
+    except ValueError:
         return None
-    if is_valid:
-        return event
-    return None
+    return event

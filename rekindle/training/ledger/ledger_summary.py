@@ -3,8 +3,11 @@
 An event is {"t": unix seconds, "event": event name, ...}. In the events below, `name` is the name
 of a worker, and `step` a number of updates:
 
-    run {device, workers, virtual_workers, steps, samples}
-                                      the plan, which rank 0 writes when it starts
+    run {device, workers, virtual_workers, steps, samples, program, unit}
+                                      the plan, which rank 0 writes when it starts; program: true if
+                                      the workers are processes of a training program, whose steps
+                                      are those of its checkpoints, or the number of these
+                                      checkpoints (unit: steps, checkpoints)
     coordinator {id}                  a coordinator has started
     join {worker, name, step}         a process with this state has joined (`worker`: its id)
     lost {worker, name, why, step}    why: connection, silent, hung, dropped
@@ -16,15 +19,27 @@ of a worker, and `step` a number of updates:
                                       worker, which its next process has read in shared memory
     checkpoint {step, seconds, cost, bytes, uploaded, name}
                                       cost: seconds that the training had to wait for it
-    restored {step, tier, name}       the step that a process has loaded; tier: hot, durable, none
+    restored {step, tier, name}       the step that a process has loaded; tier: hot, disk, durable,
+                                      none
+    progress {percentage, seconds_left, metrics, not_finite}
+                                      a report of a training program; not_finite: names of metrics
+    unsaved {seconds}                 a training program had to stop, and did not save: the work of
+                                      these seconds is repeated
+    usage {name, seconds, cpu_cores_mean, cpu_cores_max, memory_bytes_mean, memory_bytes_max, ...}
+                                      the use of a pod in a period of `seconds`, by its first
+                                      process; with GPUs also gpu_percent_mean, gpu_percent_max,
+                                      gpu_memory_bytes_mean and gpu_memory_bytes_max, of each GPU
     torn {object, why}                a damaged snapshot or checkpoint
     fault {name, generation}          a collective of this worker has failed
+    killed {name}                     a process of a training program was killed on this pod
     refused {name, message}           the coordinator has refused a worker
     failed {name, message, code}      a worker has ended with an error
     verdict {code, message}           the coordinator has aborted the run
     complete {sha256, step}           the model is in the object store
     dropped {events}                  number of events that were not written
-    skipped {lines}                   number of unreadable lines
+    skipped {lines}                   number of unreadable lines, and of events with wrong fields
+
+event_types.py has the types of the fields.
 
 Each second of a live worker counts as *waited* (outside of a group), *trained* (in a group, on
 steps that are not repeated) or *lost* (in a group, on work that is repeated: all work after the
@@ -42,6 +57,7 @@ WAITED = "waited"
 LOST = "lost"
 # value of `Incident.why` for a worker that was lost while no coordinator was running
 LOST_WITHOUT_COORDINATOR = "unseen"
+KILLED_PROCESS = "process"  # for a process of a program that was killed, while its pod is alive
 
 
 @dataclass
@@ -67,16 +83,16 @@ class Incident:
     # False if no coordinator was running; the incident then happened at or after the time `t` and
     # the step `step`
     seen: bool = True
-    # number of surviving members of the group, or of the coordinator's workers if the coordinator
-    # restarted
+    # number of surviving members of the group; after a restart of the coordinator, number of
+    # members that continued the training
     left: int = 0
     resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of training steps that were repeated after a loss
     back: float | None = None  # time when a worker with the same name trained again
-    # worker-seconds of work that was repeated; all incidents of one pause have the same total
+    # worker-seconds of repeated work, as a total over all incidents of the same pause
     cost: float = 0.0
-    # if no worker was left, where the state came from with which training continued: `hot`
-    # (snapshot) or `durable` (checkpoint)
+    # if no worker was left, the source of the state that training continued from: `hot` (snapshot)
+    # or `durable` (checkpoint)
     tier: str = ""
 
 
@@ -98,9 +114,14 @@ class Summary:
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
+    unsaved: list[Event] = field(default_factory=list)
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)  # by pod, of all periods
+    progress: dict[str, Any] = field(default_factory=dict)  # newest report of a training program
     steps: int = 0
     repeated: int = 0
     generations: int = 0
+    # start time, number of members and first step of each generation
+    groups: list[tuple[float, int, int]] = field(default_factory=list)
     dropped: int = 0  # number of events that were never written
     skipped: int = 0  # number of unreadable lines and invalid events
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
@@ -133,6 +154,12 @@ class Summary:
             if interval.kind != WAITED
         ]
         return sum(end - start for start, end in merge_intervals(working))
+
+    @property
+    def unit(self) -> str:
+        """The unit of `steps`: "steps", or "checkpoints" for a program that does not tell its
+        steps."""
+        return "checkpoints" if self.run.get("unit") == "checkpoints" else "steps"
 
     @property
     def steps_per_second(self) -> float:
@@ -176,6 +203,7 @@ class Summary:
             "steps",
             "generations",
             "preemptions",
+            "progress",
         )
 
         return {name: getattr(self, name) for name in attributes} | {
@@ -193,6 +221,7 @@ class Summary:
             "restores": {tier: tiers.count(tier) for tier in sorted(set(tiers))},
             "incidents": [asdict(incident) for incident in self.incidents],
             "workers": workers,
+            "usage": self.usage,
             "events": self.counts,
         }
 
@@ -214,5 +243,6 @@ def format_percent(share: float) -> str:
 
 
 def shorten_worker_name(worker: str) -> str:
-    """Return `worker-1` for the pod demo-x7k2p-train-worker-1."""
+    """Return the short name of a worker, such as `worker-1` for the pod
+    demo-x7k2p-train-worker-1."""
     return worker.rpartition("-train-")[2] or worker

@@ -180,7 +180,8 @@ def _format_title(summary: Summary) -> str:
         f"{format_percent(summary.worker_seconds(kind) / total)} {kind}" for kind in COLOURS
     )
     duration_text = format_duration(summary.ended - summary.began)
-    return f"{summary.steps} steps, {len(summary.intervals)} workers in {duration_text}: {shares}"
+    steps = f"{summary.steps} {summary.unit}"
+    return f"{steps}, {len(summary.intervals)} workers in {duration_text}: {shares}"
 
 
 def _duration_s(summary: Summary) -> float:

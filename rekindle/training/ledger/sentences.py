@@ -1,9 +1,10 @@
 """Describes a training in sentences, from the Summary of its ledger."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from statistics import median
+from typing import Any
 
 from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
@@ -16,7 +17,11 @@ from rekindle.training.ledger.ledger_summary import (
     shorten_worker_name,
 )
 
-RESTORE_SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
+RESTORE_SOURCES = {
+    "hot": "the node's shared memory",
+    "disk": "the node's disk",
+    "durable": "the object store",
+}
 # maximum number of lines about incidents; if there are more, only the first and the last lines are
 # shown
 MAX_LINES = 24
@@ -25,6 +30,7 @@ LOSS_REASONS = {
     "silent": "silent for too long",
     "hung": "alive, but without a step for too long",
     "dropped": "not reachable by the other workers",
+    "process": "a process of the program was killed",
     "unseen": "while the coordinator was unavailable",
 }
 
@@ -44,7 +50,14 @@ def describe(summary: Summary) -> list[str]:
     for event in summary.restored:
         source = RESTORE_SOURCES.get(str(event.get("tier")))
         if source:
-            dated.append((event["t"], f"step {event.get('step')} was restored from {source}."))
+            dated.append(
+                (event["t"], f"{summary.unit[:-1]} {event.get('step')} was restored from {source}.")
+            )
+
+    for event in summary.unsaved:
+        seconds = format_duration(event["seconds"])
+        text = f"the program stopped on SIGTERM without a save: {seconds} of work were repeated."
+        dated.append((event["t"], text))
 
     lines = [
         f"{time.strftime(time_format, time.localtime(t))}  {text}" for t, text in sorted(dated)
@@ -65,7 +78,8 @@ def describe(summary: Summary) -> list[str]:
     return [_describe_result(summary), *lines, *totals]
 
 
-def _format_worker_time(seconds: float, summary: Summary) -> str:
+def format_worker_time(seconds: float, summary: Summary) -> str:
+    """Format worker-seconds: `15 worker-seconds`, `2.1 GPU-hours`."""
     unit = "worker" if summary.run.get("device", "cpu") == "cpu" else "GPU"
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} {unit}-hours"
@@ -82,19 +96,21 @@ def _describe_result(summary: Summary) -> str:
     else:
         end = f"{summary.steps}"
 
-    if first_step:
-        steps = f"{summary.steps - first_step} steps ({first_step} to {end})"
+    if summary.unit == "checkpoints":
+        steps = f"wrote {end} checkpoint{'s' * (end != '1')}"
+    elif first_step:
+        steps = f"trained {summary.steps - first_step} steps ({first_step} to {end})"
     else:
-        steps = f"{end} steps"
+        steps = f"trained {end} steps"
 
     count = len(summary.intervals)
     start = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
 
     text = (
-        f"{count} worker{'s' * (count > 1)} trained {steps} in"
-        f" {format_duration(summary.training_seconds)}, {summary.steps_per_second:.3g} steps/s;"
-        f" with starts and pauses it took {format_duration(summary.ended - summary.began)},"
-        f" since {start}."
+        f"{count} worker{'s' * (count > 1)} {steps} in"
+        f" {format_duration(summary.training_seconds)}, {summary.steps_per_second:.3g}"
+        f" {summary.unit}/s; with starts and pauses it took"
+        f" {format_duration(summary.ended - summary.began)}, since {start}."
     )
 
     if summary.state == "failed":
@@ -102,6 +118,7 @@ def _describe_result(summary: Summary) -> str:
 
     if summary.state != "complete":
         newest = time.strftime("%H:%M:%S", time.localtime(summary.ended))
+        text += _describe_progress(summary.progress)
         return f"{text} The run is not complete; the newest entry of its ledger is of {newest}."
 
     is_early = total_steps and summary.steps < total_steps
@@ -112,6 +129,18 @@ def _describe_result(summary: Summary) -> str:
         )
 
     return text
+
+
+def _describe_progress(progress: Mapping[str, Any]) -> str:
+    """Return " 45 % are done, about 3 min are left.", from the newest report of a program."""
+    percentage = progress.get("percentage")
+    if percentage is None:
+        return ""
+
+    seconds_left = progress.get("seconds_left")
+    if seconds_left is None:
+        return f" {percentage} % are done."
+    return f" {percentage} % are done, about {format_duration(seconds_left)} are left."
 
 
 def _group_key(incident: Incident) -> tuple[object, ...]:
@@ -143,7 +172,7 @@ def _describe_incidents(group: list[Incident], summary: Summary) -> str:
     if first.kind == "join":
         return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
     if first.kind == "failed":
-        return f"{names} failed {_describe_step(first)}: {first.why}"
+        return f"{names} failed {_describe_step(first, summary)}: {first.why}"
 
     reason = LOSS_REASONS.get(first.why, first.why)
     if first.kind == "lost":
@@ -151,7 +180,7 @@ def _describe_incidents(group: list[Incident], summary: Summary) -> str:
     else:
         end = "left on request"
 
-    text = f"{names} {end} {_describe_step(first)}"
+    text = f"{names} {end} {_describe_step(first, summary)}"
     if not pause:
         return f"{text}; no worker trained after that."
 
@@ -167,12 +196,13 @@ def _describe_incidents(group: list[Incident], summary: Summary) -> str:
     return text
 
 
-def _describe_step(incident: Incident) -> str:
+def _describe_step(incident: Incident, summary: Summary) -> str:
     """Describe the step of an incident, such as `at step 309`."""
+    unit = summary.unit[:-1]
     if incident.step:
-        position = f"at step {incident.step}"
+        position = f"at {unit} {incident.step}"
     else:
-        position = "before the first recorded step"
+        position = f"before the first recorded {unit}"
     if incident.seen:
         return position
     return f"{position} or later, at this time or later"
@@ -180,7 +210,7 @@ def _describe_step(incident: Incident) -> str:
 
 def _describe_repeated_work(loss: Incident, summary: Summary) -> str:
     """Describe the work that was repeated after the loss of a worker."""
-    work = f"{_format_worker_time(loss.cost, summary)} of work" if loss.cost else ""
+    work = f"{format_worker_time(loss.cost, summary)} of work" if loss.cost else ""
 
     if not loss.seen:
         if loss.repeated:
@@ -192,6 +222,9 @@ def _describe_repeated_work(loss: Incident, summary: Summary) -> str:
             f"{minimum or ' How many steps were repeated is unknown'}: the ledger lacks the last"
             " steps."
         )
+
+    if summary.run.get("program"):
+        return f" {work[:1].upper()}{work[1:]} since its last save was repeated." if work else ""
 
     if loss.repeated:
         text = f" {_format_steps(loss.repeated)} repeated"
@@ -245,7 +278,7 @@ def _describe_use_of_time(summary: Summary) -> Iterator[str]:
     total = sum(amounts.values())
     if total:
         trained, waited, lost = (format_percent(value / total) for value in amounts.values())
-        worker_time = _format_worker_time(total, summary)
+        worker_time = format_worker_time(total, summary)
         yield f"{trained} of {worker_time} trained, {waited} waited, {lost} lost."
 
 

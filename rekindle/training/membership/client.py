@@ -34,8 +34,8 @@ LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordin
 
 
 class Client:
-    """The connection of this worker to the coordinator, with the newest group that it published.
-    Thread-safe."""
+    """The connection of this worker to the coordinator, and the newest group that the coordinator
+    has published. Thread-safe."""
 
     def __init__(
         self, host: str, port: int, fingerprint: Fingerprint, is_run_complete: Callable[[], bool]
@@ -54,7 +54,8 @@ class Client:
         self.step = -1
         self.is_busy = False  # True while this worker does work other than steps
         self.open_generation = 0  # the newest generation known to be open
-        # the newest aborted generation: all groups older than it are broken
+        # the newest generation that was opened with an abort: all groups with a lower number are
+        # broken
         self.abort_generation = 0
         # number of the newest published generation, and its members
         self.published_group: tuple[int, Members] = (0, [])
@@ -115,7 +116,7 @@ class Client:
                     self._waits_for_group = False
                     return self.published_group
 
-                # `notify_waiters` must be called when give_up() becomes true, which ends this wait
+                # this wait ends only if `notify_waiters` is called when give_up() becomes true
                 self._condition.wait()
 
         return None
@@ -180,6 +181,14 @@ class Client:
         """Return True if the members of the group `generation` have sent values for all of these
         keys."""
         return generation == self.published_group[0] and self._values.keys() >= set(keys)
+
+    def find_value(self, generation: int, key: str) -> bytes | None:
+        """Return the value that a member of the group `generation` has sent for `key`, or None if
+        it has not arrived, or a newer group is published."""
+        with self._condition:
+            if generation == self.published_group[0]:
+                return self._values.get(key)
+            return None
 
     def _is_over(self, generation: int) -> bool:
         return (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from rekindle.documents import InvalidDocument, ModelFile, read_object
 from rekindle.errors import ConfigError, NotFound
 from rekindle.names import show
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.membership.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-def read_completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
+def read_completed_model(spec: RunSpec) -> dict[str, Any] | None:
     """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object
     store.
 
@@ -42,9 +42,8 @@ def read_completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """Return the object store of the environment variables. The first call imports the S3 library,
-    which takes half a second.
-    """
+    """Return the object store that the environment variables configure. The first call imports the
+    S3 library, which takes half a second."""
     from rekindle.storage import Store
 
     return Store.from_env()

@@ -1,5 +1,5 @@
-"""The lease of a run's coordinator: an object next to the checkpoints that the newest coordinator
-takes over by compare-and-swap.
+"""The lease of a run's coordinator: an object that is stored next to the checkpoints, and that the
+newest coordinator takes over by compare-and-swap.
 
 If a node loses its network and its coordinator is restarted elsewhere, two coordinators run at
 once, and workers that reach the old one would train in a separate group. The old coordinator exits
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, Conflict, NotFound, RekindleError
 from rekindle.kubernetes_names import POD_NAME
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.membership.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -28,7 +28,7 @@ class Lease:
 
     RENEW_INTERVAL_S = 10.0
 
-    def __init__(self, open_store: Callable[[], "Store"], spec: TrainingSpec, id: str) -> None:
+    def __init__(self, open_store: Callable[[], "Store"], spec: RunSpec, id: str) -> None:
         self.open_store, self.key, self.identity = (
             open_store,
             f"{spec.checkpoints}/coordinator",

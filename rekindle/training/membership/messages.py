@@ -7,10 +7,10 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
 from rekindle.errors import rule
-from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
+from rekindle.training.membership.protocol import MAX_STEP, MAX_TEXT, MAX_VALUE, Message
 
 Number = Annotated[int, Field(ge=0, lt=2**53)]
-Step = Annotated[int, Field(ge=-1, lt=2**53)]
+Step = Annotated[int, Field(ge=-1, le=MAX_STEP)]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 # names must not contain control characters, since names are logged
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
@@ -21,7 +21,8 @@ typed_dict: Any = TypedDict
 
 
 def make_message_type(extra: Literal["forbid", "allow"] = "forbid", **fields: object) -> Any:
-    """Return the type of an object with exactly these fields."""
+    """Return the type of an object with these fields; `extra`: "allow" if the object may also have
+    other fields."""
     return with_config(ConfigDict(strict=True, extra=extra))(typed_dict("Form", fields))
 
 

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rekindle.training.ledger.accounting import EventAccounting
+from rekindle.training.ledger.event_types import check_event
 from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
 from rekindle.training.membership.state_machine import MembershipStateMachine
 
@@ -37,13 +38,16 @@ class MetricsExporter(Collector):
         self.active_requests = 0
 
     def note(self, event: str, **fields: Any) -> None:
-        """Count an event of the ledger, or record the newest training loss."""
+        """Count an event of the ledger, or record the newest training loss. Raises ValueError for
+        wrong fields."""
+        checked_event = {"t": time.time(), "event": event} | fields
+        check_event(checked_event)
         if event == "loss":
-            self.loss = float(fields["loss"])
-        # events with `age_s` are about an earlier process, whose steps this coordinator does not
-        # count
+            self.loss = fields["loss"]
+        # an event with `age_s` reports a step of a process that has ended; this coordinator does
+        # not count the steps of that process
         elif "age_s" not in fields:
-            self.accounts.apply({"t": time.time(), "event": event} | fields)
+            self.accounts.apply(checked_event)
             for points in (self.accounts.points, self.accounts.summary.points):
                 del points[:-MAX_STEP_TIMES]
 

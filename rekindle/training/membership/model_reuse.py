@@ -3,6 +3,7 @@ reuse by later runs."""
 
 import time
 from contextlib import suppress
+from typing import cast
 
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
@@ -11,6 +12,7 @@ from rekindle.cache.reused_models import MODEL_FILES, copy_model
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
 from rekindle.storage import Store
+from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.spec import TrainingSpec
 
 
@@ -18,7 +20,7 @@ class ReusableModel:
     """The cache entry of a training. While the object store is unavailable, `reuse` and `record` do
     nothing."""
 
-    def __init__(self, spec: TrainingSpec) -> None:
+    def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.start_time = time.time()
         self.prefix = spec.out.removesuffix(f"/{MODEL}")
@@ -31,7 +33,7 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            self.facts = collect_facts("steps.train", self.spec, {})
+            self.facts = collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
             store = Store.from_env().short_retries()
             if self.spec.reuse == "yes":
                 entry = entries.find_and_claim(store, compute_key(self.facts))
@@ -49,9 +51,10 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            # collect the facts, whose hash is the cache key, here if `reuse` has not done so yet:
-            # `reuse` may still be running when a short training ends
-            inputs = self.facts or collect_facts("steps.train", self.spec, {})
+            # collect the facts about the inputs and the code, whose hash is the cache key, if
+            # `reuse` has not collected them yet: `reuse` may still be running when a short training
+            # ends
+            inputs = self.facts or collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
             store = Store.from_env().short_retries()
             sizes = [
                 head.size for name in MODEL_FILES if (head := store.head(f"{self.spec.out}/{name}"))

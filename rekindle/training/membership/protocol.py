@@ -5,37 +5,42 @@ or is lost; every worker stops at a step boundary (or immediately, if the group 
 *acknowledges* the generation; when all workers have acknowledged it, the member list is *published*
 and training resumes. First, each side proves that it knows the run's secret (handshake.py).
 
-    worker → coordinator                                        when
-    {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect;
-    generation: the newest
-              generation, group, peers}}                        it knows; group: its group, and the
-              members
-                                                                (0: it waits for a group)
-    {"beat": step, "busy": bool}                                any time: heartbeat, progress; busy:
-    no steps for now
-    {"ack": generation, "step": step}                           after an "open" of that generation
-    {"fault": generation}                                       a collective of that generation
-    failed
-    {"put": generation, "key": text, "value": base64}           to the group's other members: its
-    listening address
-    {"leave": reason}                                           last message: the worker exits on
-    purpose
-    {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this
-    worker ends
-    {"done": sha256}                                            the model is in the object store
-    {"event": what, "name": worker, ...}                        any time, also after leaving; for
-    the ledger
+    worker → coordinator
+    {"join": {protocol, id, name, address, fingerprint, step, generation, group, peers}}
+        the first message, also after a reconnect; generation: the newest that it knows;
+        group: its group (0: it waits for a group); peers: the members of its group
+    {"beat": step, "busy": bool}
+        any time: heartbeat and progress; busy: no steps for now
+    {"ack": generation, "step": step}
+        after an "open" of that generation
+    {"fault": generation}
+        a collective of that generation failed
+    {"put": generation, "key": text, "value": base64}
+        to the group's other members: its listening address
+    {"leave": reason}
+        the last message: the worker exits on purpose
+    {"failed": message, "code": n, "name": x, "temporary": b}
+        on a separate connection: why this worker ends
+    {"done": sha256}
+        the model is in the object store
+    {"event": what, "name": worker, ...}
+        any time, also after leaving; for the ledger
 
     coordinator → worker
-    {"refused": message}                                        this worker must not take part
-    {"open": generation, "hard": bool}                          stop after this step (hard: now),
-    then ack
-    {"members": [[id, address], ...], "generation": n}          the group; rank = index in the list
-    {"put": generation, "key": text, "value": base64}           from another member
-    {"dropped": "silent" or "hung"}                             last message: join again; hung: end
-    this process
-    {"failed": message, "code": exit code}                      the run is aborted
-    {"complete": true}                                          the run is complete, exit 0
+    {"refused": message}
+        this worker must not take part
+    {"open": generation, "hard": bool}
+        stop after this step (hard: now), then ack
+    {"members": [[id, address], ...], "generation": n}
+        the group; rank = index in the list
+    {"put": generation, "key": text, "value": base64}
+        from another member
+    {"dropped": "silent" or "hung"}
+        the last message: join again; hung: end this process
+    {"failed": message, "code": exit code}
+        the run is aborted
+    {"complete": true}
+        the run is complete, exit 0
 
 Any other message, a message beyond the limits of messages.py, an unknown generation, a second
 worker on a connection, or a message from an unregistered worker ends the connection.
@@ -47,12 +52,14 @@ from typing import Any
 from argolocal.common.environment import MAX_PORT, read_integer
 from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOBS
+from rekindle.kubernetes_names import REKINDLE_COORDINATOR
 
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same version
 PORT = JOBS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
 MAX_LINE = 1 << 20  # maximum number of bytes of a message
 MAX_TEXT = 64 << 10  # maximum number of characters of an error message
 MAX_VALUE = 256 << 10  # maximum number of characters of a value for other members
+MAX_STEP = 2**53 - 1  # a float has all whole numbers up to it
 
 Message = dict[str, Any]
 Address = tuple[str, int]
@@ -65,13 +72,15 @@ def encode(message: Message) -> bytes:
 
 def coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
+    if REKINDLE_COORDINATOR in os.environ:
+        return PORT  # MASTER_PORT is a port of the program
     return read_integer("MASTER_PORT", PORT, 1, MAX_PORT)
 
 
 def coordinator_address() -> Address | None:
     """Return the coordinator's address from the environment; None if MASTER_ADDR is not set. Raises
     ConfigError."""
-    host = os.environ.get("MASTER_ADDR")
+    host = os.environ.get(REKINDLE_COORDINATOR) or os.environ.get("MASTER_ADDR")
     if host:
         return (host, coordinator_port())
     return None

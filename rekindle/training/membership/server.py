@@ -48,6 +48,7 @@ from rekindle.training.membership.messages import parse_message
 from rekindle.training.membership.metrics_endpoint import MetricsExporter
 from rekindle.training.membership.model_reuse import ReusableModel
 from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator_port, encode
+from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
 
@@ -67,7 +68,7 @@ LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
 class Coordinator:
     """Connects the state machine with sockets, the clock and the object store."""
 
-    def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
+    def __init__(self, spec: RunSpec, secret: bytes) -> None:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = MembershipStateMachine(spec)
         self.ledger = Ledger(open_store, spec.ledger)
@@ -259,7 +260,7 @@ class Coordinator:
         if event != "loss":
             self.ledger.note(event, **fields)
         # events with missing or invalid fields are left out of the metrics
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(ValueError):
             self.exporter.note(event, **fields)
 
     def set_exit_code(self, code: int) -> None:
@@ -432,12 +433,12 @@ def log(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     # raise the limit of open files, since each worker needs a connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
-        spec = TrainingSpec.from_flags(argv)
+        spec = spec_class.from_flags(argv)
         secret = handshake.read_run_secret()
     except RekindleError as error:
         return fail(error)

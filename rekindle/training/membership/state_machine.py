@@ -12,9 +12,8 @@ from typing import Any
 from argolocal.common import exit_codes
 from argolocal.common.wording import first_names
 from rekindle.training.membership.protocol import PROTOCOL, Message
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.membership.run_spec import RunSpec
 
-JOIN_TIMEOUT_S = 1.0  # time to wait for the expected workers before the first group is published
 # in a group that makes no steps, a worker that does not acknowledge within this time is hung
 HANG_CHECK_TIMEOUT_S = 30.0
 # number of consecutive groups that may break without completing a step or losing a worker; after
@@ -72,7 +71,7 @@ class MembershipStateMachine:
     """The state machine. The state machine adds messages to `outbox`, ledger events to `events`,
     and log lines to `log`."""
 
-    config: TrainingSpec
+    config: RunSpec
     generation: int = 0  # the newest opened generation
     published_generation: int = 0  # the newest published generation
     # True if the newest group is broken, so its members must not finish their step
@@ -147,7 +146,7 @@ class MembershipStateMachine:
 
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive_workers:
-            self.join_deadline = now + JOIN_TIMEOUT_S
+            self.join_deadline = now + self.config.join_timeout_s
             self.expected_members = len(self.members) or self.config.workers
 
         is_rejoining = id in self.alive_workers
@@ -172,7 +171,7 @@ class MembershipStateMachine:
 
         self.step = max(self.step, step)
         self._update_next_group()
-        # True if the worker is not in a group, or in an older group
+        # True if the worker is in an older group, or not in any group
         is_stray = hello["group"] != self.published_generation or id not in self.members
         generation = self.generation
 
@@ -363,7 +362,7 @@ class MembershipStateMachine:
         # published to other workers
         if hello["group"] != self.generation:
             self.members = [id for id in peers if id in self.alive_workers]
-            self.join_deadline = now + JOIN_TIMEOUT_S
+            self.join_deadline = now + self.config.join_timeout_s
             self.expected_members = len(peers)
             self._update_next_group()
 
@@ -394,7 +393,7 @@ class MembershipStateMachine:
     def _is_silent(self, now: float, worker: Worker) -> bool:
         """Return True if a worker has been silent for too long. A completed step counts as a sign
         of life of all members."""
-        # not for a member that has already left the group
+        # False if the worker has already left its group
         may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
         if is_training_member:
@@ -493,8 +492,8 @@ class MembershipStateMachine:
             )
 
     def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
-        """Refuse a worker; it may be started again on another node. End the run if the other live
-        workers have been too few for a group for `hung_seconds`."""
+        """Refuse a worker; it may be started again on another node. End the run if, during the last
+        `hung_seconds`, there were too few other live workers for a group."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
         if not self.lacks_workers:
@@ -509,8 +508,8 @@ class MembershipStateMachine:
         self.events.append({"event": "verdict", "code": code, "message": text})
 
     def _adopt_fingerprint(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a group that is training, and refuse earlier workers with
-        another fingerprint."""
+        """Adopt the fingerprint of a group that is training, and refuse the workers that joined
+        before with a different fingerprint."""
         previous_fingerprint = self.fingerprint
 
         self.fingerprint = hello["fingerprint"]

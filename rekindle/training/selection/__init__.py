@@ -1,1 +1,2 @@
-"""The families of a workload: fit those without training steps, and choose one by validation."""
+"""The families of a workload, which are the models that it offers: fits families without training
+steps, and chooses a family by validation."""

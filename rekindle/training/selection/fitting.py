@@ -1,4 +1,4 @@
-"""Fits a family without training steps, and writes its model in the files of a training."""
+"""Fits a family without training steps, and writes its model to the same files as a training."""
 
 import math
 from pathlib import Path
@@ -112,7 +112,7 @@ def compute_loss(
     spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset
 ) -> float:
     """Return the loss of the first batch. Raises ConfigError if a second computation with the same
-    seed has another loss."""
+    seed gives a different loss."""
     indices = torch.arange(min(spec.batch_size, len(samples)))
     losses: list[float] = []
     model.eval()

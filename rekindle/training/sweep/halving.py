@@ -3,7 +3,8 @@
 A trial continues as soon as it is among the best 1/η of the known results of its rung, without
 waiting for the other trials of the rung. Decision n uses only the results of the jobs that
 decisions 0 to n - lag have started, so that it does not depend on the speed of any trial. Source:
-L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2.
+L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020, whose algorithm 2 is
+asynchronous successive halving.
 """
 
 import math
@@ -63,8 +64,8 @@ def rank_trials(values: Mapping[int, float | None], count: int, better: str) -> 
 def usable_result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
     """Return a range of counts n: the next decision may use the results of the first n jobs.
 
-    It uses the smallest n with which it can choose a job. The range is empty while results that it
-    needs are missing.
+    The decision uses the smallest n that is sufficient to choose a job. The range is empty while
+    the decision must wait for missing results.
     """
     is_sampling = sum(job.rung == 0 for job in jobs) < sweep.trial_count
     available = 0

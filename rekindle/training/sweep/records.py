@@ -8,11 +8,12 @@ from rekindle.documents import BestValidation, Document
 
 
 class Stop(Document):
-    """The decision that the budget ends the sweep."""
+    """The decision that the budget ends the sweep, with the allowed (`limit`), used (`hours`) and
+    expected worker-hours."""
 
-    limit: float
-    hours: float
-    expected: float
+    limit: float = Field(ge=0)
+    hours: float = Field(ge=0)
+    expected: float = Field(ge=0)
 
 
 class Decision(Document):
@@ -28,10 +29,15 @@ class Decision(Document):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
+        job_fields = self.model_fields_set - {"stop"}
+        if self.stop is not None and job_fields:
+            raise ValueError("a decision with `stop` must not have other fields")
         if self.stop is None and (self.trial is None or self.rung is None):
             raise ValueError("a decision must have `trial` and `rung`, or `stop`")
         if self.rung == 0 and (self.settings is None or self.attrs is None):
             raise ValueError("the first job of a trial must have `settings` and `attrs`")
+        if self.rung and job_fields & {"settings", "attrs"}:
+            raise ValueError("only the first job of a trial has `settings` and `attrs`")
         return self
 
 
@@ -46,8 +52,14 @@ class TrialModel(Document):
     """The fields of a trial's model.json that the sweep reads."""
 
     sha256: str
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=2**53)
     best: BestValidation | None = None
+    files: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def is_of_program(self) -> bool:
+        """True for the result of a training program, whose metric is recorded after it."""
+        return bool(self.files)
 
 
 class Validation(RootModel[dict[str, float | None]]):
@@ -56,9 +68,11 @@ class Validation(RootModel[dict[str, float | None]]):
     model_config = ConfigDict(strict=True)
 
 
-class Seconds(
-    RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")], float]]
-):
+JobName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")]
+UsedSeconds = Annotated[float, Field(ge=0, lt=2**41)]
+
+
+class Seconds(RootModel[dict[JobName, UsedSeconds]]):
     """seconds/PROCESS.json: the seconds that a process has used for each TRIAL/RUNG."""
 
     model_config = ConfigDict(strict=True)

@@ -94,7 +94,7 @@ def make_distribution(choice: Choice, is_integer: bool) -> BaseDistribution:
 def _make_sampler(
     sweep: Sweep, trial_count: int, space: Mapping[str, BaseDistribution]
 ) -> BaseSampler:
-    # each trial gets another seed
+    # each trial gets a different seed
     seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])
     if sweep.sampler == "grid":
         return GridSampler(

@@ -53,8 +53,8 @@ class StallDetector:
     def find_stalled_job(
         self, running_jobs: Sequence[Job], read: Callable[[], Mapping[Job, float]]
     ) -> Job | None:
-        """Return the first stalled job, or None. `read` returns the seconds that each job has used,
-        as recorded in the store."""
+        """Return the first stalled job, or None. `read_seconds` returns the seconds that each job
+        has used, as recorded in the store."""
         now = time.monotonic()
         if now < self.next_check:
             return None
@@ -121,17 +121,39 @@ class Study:
         """Raise InvalidDocument for a decision that does not belong to this sweep."""
         if decision.stop:
             return
-        started = {job.trial for job in self.jobs}
-        has_settings = decision.trial in started or decision.settings is not None
-        if (decision.rung or 0) >= self.sweep.rungs or not has_settings:
+
+        fault = self._find_fault(decision)
+        if fault:
             raise InvalidDocument(
-                f"{self.store.uri(key)} is malformed: the sweep does not have this trial, or not"
-                " this rung. Restore it, or start the sweep again."
+                f"{self.store.uri(key)} is malformed: {fault}. Restore it, or start the sweep"
+                " again."
             )
 
+    def _find_fault(self, decision: Decision) -> str:
+        """Return why a decision about a job does not belong to this sweep; "" if it does."""
+        started = {job.trial for job in self.jobs}
+        if (decision.rung or 0) >= self.sweep.rungs:
+            return "the sweep does not have this rung"
+
+        if decision.settings is None:
+            return "" if decision.trial in started else "the sweep does not have this trial"
+
+        # trials are numbered in the order of their starts
+        if decision.trial != len(started) or len(started) >= self.sweep.trial_count:
+            return "the sweep does not have this trial, or it has started before"
+
+        # a setting may become a part of a command, and is compared with numbers
+        choices = dict(self.sweep.choices())
+        if decision.settings.keys() != choices.keys():
+            return "its settings are not the settings in sweep.space"
+        for path, choice in choices.items():
+            if not choice.accepts_sample(decision.settings[path]):
+                return f"its {path} is not a value in sweep.space"
+        return ""
+
     def trials(self, jobs_with_results: int | None = None) -> list[Trial]:
-        """Return all started trials, with the results of the first `jobs_with_results` jobs
-        (default: all)."""
+        """Return all started trials, with the results of the first `result_count` jobs (default:
+        all)."""
         new_trials = [record for record in self.records if "settings" in record]
         trials = {
             item["trial"]: Trial(item["trial"], item["settings"], item["attrs"])
@@ -154,8 +176,8 @@ class Study:
     ) -> tuple[Trial, int] | None:
         """Return the next trial that `pod` trains, and the rung to reach; None if no trial is left.
 
-        Returns an unfinished job of the pod again. Waits while results are missing, and takes over
-        the job of a stalled pod.
+        If the pod has an unfinished job, its trial and rung are returned again. Waits while results
+        are missing, and takes over the job of a stalled pod.
         """
         detector = StallDetector()
 
@@ -203,8 +225,9 @@ class Study:
                     self._append_record({"stop": reason})
                     return None, -1
 
-            # the pod of a running job can train the one further job that its result may lead to;
-            # finished results that no decision has used may lead to more jobs
+            # this pod need not wait for a running job: its result leads to at most one further job,
+            # which the pod of the running job can train. But this pod waits if decisions have not
+            # used all finished results, because these may lead to more jobs
             unused = any(
                 job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :]
             )
@@ -265,6 +288,12 @@ class Study:
             to_json({"value": None, "why": reason}).encode(),
         )
 
+    def record_metric(self, trial: int, rung: int, value: float | None) -> None:
+        """Record the metric of a trained program; None if it is not finite."""
+        metrics = {self.sweep.metric: value}
+        key = f"{self.output_prefix(trial, rung)}/validation.json"
+        self.store.put(key, to_json(metrics).encode())
+
     def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
         texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
@@ -297,11 +326,12 @@ class Study:
         metric = self.sweep.metric
 
         model = self._read(TrialModel, f"{output}/model.json")
-        if model is None:
+        validation = self._read(Validation, f"{output}/validation.json") if model else None
+
+        if model is None or (model.is_of_program and validation is None):
             failure = self._read(Failure, f"{output}/failed.json")
             return failure and failure.model_dump()
 
-        validation = self._read(Validation, f"{output}/validation.json")
         metrics = validation.root if validation else {}
         best_validation = model.best
 

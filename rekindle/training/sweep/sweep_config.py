@@ -68,6 +68,18 @@ class Choice(Section):
             return int((self.high - self.low) / self.step + 1e-9) + 1
         return 0
 
+    def accepts_sample(self, value: object) -> bool:
+        """Return True if a sampler may have chosen `value`: unlike in `allows`, a number may differ
+        from the ends of the range by a rounding error, and a range need not heed its step."""
+        if self.choices:
+            return value in self.choices
+        assert self.low is not None
+        assert self.high is not None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        tolerance = 1e-9 * max(abs(self.low), abs(self.high))
+        return self.low - tolerance <= value <= self.high + tolerance
+
     def allows(self, value: object) -> bool:
         """Return True if `value` is a possible value."""
         if self.choices:
@@ -123,7 +135,11 @@ class Sweep(Section):
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(
-        LOSS, description="validation metric to optimize: loss, or one of `measures`"
+        LOSS,
+        description=(
+            "validation metric to optimize: loss, or one of `measures`; for a training program, a"
+            " metric that it reports"
+        ),
     )
     better: Literal["lower", "higher"] = Field(
         "lower", description="whether lower or higher values are better"
@@ -132,7 +148,10 @@ class Sweep(Section):
         3,
         ge=1,
         le=8,
-        description="number of comparisons, including the final one (1: no early stop)",
+        description=(
+            "number of comparisons, including the final one (1: no early stop); always 1 for a"
+            " training program"
+        ),
     )
     reduction: int = Field(
         3,
@@ -199,6 +218,10 @@ class Sweep(Section):
             )
 
         self._check_rungs(train)
+        self.check_space(train, model)
+
+    def check_space(self, train: BaseModel, model: BaseModel) -> None:
+        """Raise ValueError for an unknown setting or an invalid value in the search space."""
         sections: dict[str, Any] = {"train": train, "model": model}
 
         for path, choice in self.choices():

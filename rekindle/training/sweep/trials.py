@@ -1,5 +1,5 @@
 """Trains the trials of one pod, one after the other. Each trial runs in a process that is forked
-after the import of torch.
+after the slow imports.
 
 After a restart of the pod, the interrupted trial continues from its checkpoint.
 """
@@ -13,7 +13,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
@@ -31,19 +31,42 @@ MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as f
 T = TypeVar("T")
 
 
+class Trainer(Protocol):
+    """Trains one trial: the workload's model, or a training program.
+
+    `needs_mlflow`: True if the trial cannot be compared without its MLflow run.
+    """
+
+    needs_mlflow: bool
+
+    def import_modules(self) -> None:
+        """Import the modules that a training needs, before its process is forked."""
+        ...
+
+    def train(self, study: Study, trial: Trial, rung: int, run_id: str) -> None:
+        """Train a trial in the current process, which has blocked SIGTERM, and record its result or
+        failure. Exits with 143 after SIGTERM.
+
+        `run_id`: id of the trial's MLflow run, or "".
+        """
+        ...
+
+
 def train_trials(
     study: Study,
     pod: int,
     default: Settings,
     integer_settings: Mapping[str, bool],
-    shared_inputs: Mapping[str, Any],
+    trainer: Trainer,
     experiment: str,
     run: str,
+    record_run: Callable[[Store, str], None],
 ) -> None:
-    """Train the trials that the study assigns to `pod`, until none is left. `shared_inputs`: the
-    inputs that are equal for all trials.
+    """Train the trials that the study assigns to `pod`, until none is left.
 
-    Raises RekindleError if a service is unavailable; exits with 143 after SIGTERM.
+    `record_run`: records the id of a trial's MLflow run in the object store, since MLflow alone
+    does not prove that a record belongs to the sweep. Raises RekindleError if a service is
+    unavailable; exits with 143 after SIGTERM.
     """
     # install a handler, because without one, PID 1 ignores SIGTERM
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
@@ -53,8 +76,7 @@ def train_trials(
     crashes = Counter[Job]()
 
     while claim := study.claim_trial(pod, default, integer_settings):
-        import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
-
+        trainer.import_modules()
         trial, rung = claim
         job = Job(trial.number, rung)
         start = time.monotonic()
@@ -67,7 +89,7 @@ def train_trials(
         say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
         code = run_forked(
             lambda trial=trial, rung=rung: _train_trial(
-                study, trial, rung, shared_inputs, experiment, run
+                study, trial, rung, trainer, experiment, run, record_run
             ),
             record,
         )
@@ -127,29 +149,57 @@ def make_training_spec(
         raise ConfigError(f"{trial.settings}: {error}") from error
 
 
+class WorkloadTrainer:
+    """Trains the model of the workload. `shared_inputs`: the inputs that are equal for all
+    trials."""
+
+    needs_mlflow = False
+
+    def __init__(self, shared_inputs: Mapping[str, Any]) -> None:
+        self.shared_inputs = shared_inputs
+
+    def import_modules(self) -> None:
+        import rekindle.training.loop  # noqa: F401  # imports torch
+
+    def train(self, study: Study, trial: Trial, rung: int, run_id: str) -> None:
+        import torch
+
+        from rekindle.training.worker import run_worker
+
+        try:
+            run_worker(make_training_spec(study, trial, rung, self.shared_inputs, run_id))
+        except (ConfigError, DataError, torch.OutOfMemoryError) as error:
+            # these errors are caused by the settings of the trial
+            record_failure(study, trial, rung, str(error))
+
+
+def record_failure(study: Study, trial: Trial, rung: int, reason: str) -> None:
+    """Log and record that a trial has failed."""
+    say(f"trial {trial.number} failed: {reason}")
+    study.record_failure(trial.number, rung, reason)
+
+
 def _train_trial(
     study: Study,
     trial: Trial,
     rung: int,
-    shared_inputs: Mapping[str, Any],
+    trainer: Trainer,
     experiment: str,
     run: str,
+    record_run: Callable[[Store, str], None],
 ) -> None:
     """Train one trial in the current process, and record its result in MLflow."""
-    import torch
-
-    from rekindle.training.worker import run_worker
-
-    # create a new Store, because the parent process uses the connections of its own
+    # create a new Store, because the parent process uses the connections of its own Store
     study = Study(Store.from_env(), study.root, study.sweep)
-    run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
+    if trainer.needs_mlflow and experiment:
+        run_id = _start_child_run(trial, experiment, run)
+    else:
+        run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
 
-    try:
-        run_worker(make_training_spec(study, trial, rung, shared_inputs, run_id))
-    except (ConfigError, DataError, torch.OutOfMemoryError) as error:
-        # these errors are caused by the settings of the trial
-        say(f"trial {trial.number} failed: {error}")
-        study.record_failure(trial.number, rung, str(error))
+    if run_id:
+        record_run(study.store, run_id)
+
+    trainer.train(study, trial, rung, run_id)
 
     if run_id:
         _try_tracking(
@@ -223,7 +273,8 @@ def _run_child(call: Callable[[], None], parent: int) -> None:
         code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
-        code = exit_codes.UNAVAILABLE if isinstance(error, StorageError) else 1
+        is_unavailable = isinstance(error, StorageError | TrackingError)
+        code = exit_codes.UNAVAILABLE if is_unavailable else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from argolocal.controllers import kubectl_check
 from argolocal.controllers.controller import LAST_APPLIED, Controller
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.kubectl_check import check_outputs
@@ -460,3 +461,11 @@ def test_a_flag_with_an_unsupported_effect_is_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=r"resource\.flags.*" + message):
         execute(workflow(resource), {}, cluster)
+
+
+DOUBLED = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f"a0: &a0 [1]\n{DOUBLED}"])
+def test_an_object_that_exceeds_the_limits_of_yaml_has_no_traceback(text: str) -> None:
+    assert kubectl_check._parse_objects({"manifest": text}) == []

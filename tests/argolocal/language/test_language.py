@@ -302,6 +302,10 @@ def test_conditions_decide_how_a_resource_step_ends(
     assert selector.evaluate_conditions(JOB, success, failure)[0] is verdict
 
 
+def test_a_status_with_a_number_of_5000_digits_does_not_end_the_runner() -> None:
+    assert selector.evaluate_conditions({"step": "9" * 5000}, "step > 0", "")[0] is None
+
+
 @pytest.mark.parametrize(
     "bad",
     [

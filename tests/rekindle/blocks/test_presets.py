@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from rekindle.blocks.jobs.members import SHARED_MOUNT
+from rekindle.blocks.jobs.members import SHARED_MOUNT, member_commands
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.pod_settings import WORKFLOW_LABEL, affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import read_presets
 from rekindle.blocks.serving.model_deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.kubernetes_names import WORKLOAD
 from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
@@ -231,9 +232,9 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
 def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
     for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
         cluster = config(pods={"train": {"preset": preset}})
-        spec = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"][
-            "template"
-        ]["spec"]
+        spec = pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD, []))["spec"][
+            "pytorchReplicaSpecs"
+        ]["Worker"]["template"]["spec"]
         variables = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
         assert spec["terminationGracePeriodSeconds"] == grace
         assert variables["REKINDLE_GRACE"] == str(grace)
@@ -245,9 +246,9 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
         "annotations": {"a/b": "c"},
     }
     cluster = config(pods={"train": settings, "serve": settings})
-    worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"][
-        "template"
-    ]["metadata"]
+    worker = pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD, []))["spec"][
+        "pytorchReplicaSpecs"
+    ]["Worker"]["template"]["metadata"]
     assert worker == {"labels": {"team": "risk"} | WORKFLOW_LABEL, "annotations": {"a/b": "c"}}
     server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
     assert server["template"]["metadata"]["annotations"] == {"a/b": "c"}

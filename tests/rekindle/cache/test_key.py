@@ -303,3 +303,20 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
 
     with pytest.raises(UnknownKey, match="path in the pod"):
         collect_facts(module, inputs, {}, "sha256:1", runs_here=False)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "gs://bucket/rows",
+        "postgresql://host/db",
+        "hf://org/set",
+        "https://h/x",
+        "1a://x",
+        "a+b://x",
+    ],
+)
+def test_data_of_an_unknown_service_is_never_taken_for_unchanged(uri: str) -> None:
+    with pytest.raises(UnknownKey, match="it cannot be verified that"):
+        data_digest(uri)
+    assert data_digest("simulate://7") == "simulate://7"

@@ -13,6 +13,7 @@ import markupsafe._speedups
 import pytest
 
 from rekindle import project
+from rekindle.cache.runner import reasons_uncovered
 from rekindle.storage import Store
 
 # stands for an extension of the project; it has no dependencies
@@ -135,7 +136,10 @@ def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     file, code = COMPUTED[loaded]
     make_step(tmp_path, file, code)
     said = run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading")
-    assert f"steps/{file} was loaded, but the cache key does not cover it" in said
+    reason = f"steps/{file} was loaded, but the cache key does not cover it"
+    assert reason in said
+    run = f"{tmp_path.name}-1".replace("_", "-")
+    assert reason in reasons_uncovered(s3, run, ["loading", "other"])["loading"]
     assert "cached:" not in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 

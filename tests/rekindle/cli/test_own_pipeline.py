@@ -45,7 +45,7 @@ READING_COMMANDS: dict[str, list[tuple[str, str]]] = {
     "explain": [("explain {run}", r"{run}: Succeeded\n\n\d workers? trained \d+ steps")],
     "get": [("get {run}", r"card/card +1 "), ("get {run} card/card --to card.md", "")],
     "put": [("put data/power.csv", r"s3://.*/data/power.csv\n")],
-    "ui": [("ui {run}", r"http://127.0.0.1")],
+    "ui": [("ui {run} --mlflow", r"http://127.0.0.1")],
     "env": [("env", r"MLFLOW_TRACKING_URI=")],
     "cache ls": [("cache ls", r"steps.train +{run}/train ")],
     "cache prune": [("cache prune --days 0", r"{run}/train")],
@@ -83,6 +83,7 @@ TESTED_ELSEWHERE = {
     "init": "tests/rekindle/test_project.py",
     "images build": "tests/rekindle/cluster/test_images.py",
     "sweep": "tests/pipelines/test_sweep.py",
+    "rerun": "tests/rekindle/cli/test_rerun.py",
     "reproduce": "tests/rekindle/operations/reproduce/test_reproduction.py",
 }
 

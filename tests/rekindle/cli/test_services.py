@@ -145,13 +145,15 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
         here.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
         run_id = tracking.start_run("pages", name)
 
-    done = rekindle("ui", name, cwd=tmp_path)
+    done = rekindle("ui", name, "--mlflow", cwd=tmp_path)
     page = done.stdout.strip()
     assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/"), done.stderr
     assert f"/runs/{run_id}?" in page, done.stderr
-    newest = rekindle("ui", cwd=tmp_path).stdout  # the newest run may be of another test
+    newest = rekindle(
+        "ui", "--mlflow", cwd=tmp_path
+    ).stdout  # the newest run may be of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
-    assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
+    assert f"the run {name}-2" in rekindle("ui", f"{name}-2", "--mlflow", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize(

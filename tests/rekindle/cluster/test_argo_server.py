@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from rekindle.cli import commands
-from rekindle.cluster import workflows
+from rekindle.cluster import argo_server, workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
+from tests.http_server import Answer, HttpServer
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import manifest
 
@@ -109,3 +110,26 @@ def test_an_invalid_token_is_not_printed(token: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="ARGO_TOKEN must be one line") as error:
         ArgoServer("http://argo", "models")
     assert "hunter2" not in str(error.value)
+
+
+def test_netrc_does_not_replace_the_token(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login other password other\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("ARGO_TOKEN", "ours")
+
+    with HttpServer(lambda _: Answer(body='{"items": []}')) as argo:
+        ArgoServer(argo.url, "models").list_runs("a=b")
+
+    assert argo.requests[0].headers["Authorization"] == "Bearer ours"
+
+
+def test_an_answer_of_unlimited_size_is_one_error(
+    argo: ArgoServer, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(argo_server, "MAX_ANSWER_BYTES", 100)
+    server.refuse("GET", WORKFLOWS_PATH, 200, {"items": [FOREIGN] * 10})
+    with pytest.raises(RekindleError, match="its answer has more than 100 bytes"):
+        argo.list_runs("a=b")

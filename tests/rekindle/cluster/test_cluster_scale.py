@@ -44,3 +44,17 @@ def test_workers_are_multiples_of_the_gpus_of_a_pod_whatever_other_devices_it_ha
     assert scale(Path("none"), cluster, "digits-a", "train", 6)["before"] == 4
     (patch,) = [body for method, _, body in server.requests if method == "PATCH"]
     assert patch == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 3}}}}
+
+
+@pytest.mark.parametrize("processes", ["\u00b2", "0", "9" * 5000])
+def test_a_job_with_a_strange_number_of_processes_can_be_scaled(
+    server: ApiServer, cluster: Cluster, processes: str
+) -> None:
+    sets = ["train.workers=2", "train.max_workers=8", "train.virtual_workers=8"]
+    manifest = render_manifest(load_config(CONFIG, sets).config)
+    texts = [item.get("resource", {}).get("manifest", "") for item in manifest["spec"]["templates"]]
+    (job,) = [yaml.safe_load(text) for text in texts if "PyTorchJob" in text]
+    job["metadata"] = {"name": "digits-a-train"}
+    job["spec"]["nprocPerNode"] = processes
+    server.put(JOBS, job)
+    assert scale(Path("none"), cluster, "digits-a", "train", 3)["before"] == 2

@@ -231,6 +231,16 @@ def test_a_malformed_status_of_a_server_is_one_error(code: int, body: str) -> No
     assert len(error.lines) == 1
 
 
+@pytest.mark.parametrize("where", ["message", "cause"])
+def test_a_long_message_of_a_server_is_one_error(where: str) -> None:
+    text = 200_000 * " in body should match '.*"
+    status: dict[str, object] = {"message": text}
+    if where == "cause":
+        status = {"message": "", "details": {"causes": [{"field": "a", "message": text}]}}
+    error = api_error(422, json.dumps(status).encode(), PODS.path("m", "a"), "server", "c", "m")
+    assert len(str(error)) < 20_000
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from argolocal.manifest.types import Object
-from rekindle.cluster import workflows
+from rekindle.cluster import kubernetes_api, workflows
 from rekindle.cluster.cluster_nodes import read_nodes
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.cluster_scale import scale_workers
@@ -24,8 +24,11 @@ from rekindle.errors import RekindleError
 from rekindle.operations.plan.capacity import find_shortages
 from rekindle.operations.plan.history import read_cluster_runs
 from rekindle.operations.retention import find_references
+from rekindle.step import encode_parameter
+from rekindle.training.cost.prices import ANNOTATION
 from rekindle.view import cluster_overview, cluster_watch
 from rekindle.view.cluster_logs import Logs
+from rekindle.view.explain import explain_on_cluster
 from tests.rekindle.cluster import valid_objects
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT
@@ -45,6 +48,58 @@ COMPLETED = {
         "finishedAt": valid_objects.CREATED,
     },
 }
+
+
+JOB = {
+    "kind": "PyTorchJob",
+    "metadata": {"name": "x"},
+    "spec": {
+        "pytorchReplicaSpecs": {
+            "Worker": {
+                "replicas": 2,
+                "template": {
+                    "spec": {"containers": [valid_objects.CONTAINER], **valid_objects.SELECTION}
+                },
+            }
+        }
+    },
+}
+TEMPLATE = {"name": "job", "resource": {"action": "apply", "manifest": json.dumps(JOB)}}
+PIPELINE: dict[str, Any] = {
+    "metadata": {"annotations": {ANNOTATION: json.dumps(valid_objects.PRICES)}},
+    "spec": {**valid_objects.SPEC, "templates": [*valid_objects.TEMPLATES[:2], TEMPLATE]},
+}
+JOB_NODE = {
+    **valid_objects.NODE,
+    "id": "demo-4k2xp-2",
+    "name": "demo-4k2xp.job",
+    "templateName": "job",
+    "templateScope": "local/demo",
+}
+
+
+def run_of(pipeline: object) -> Object:
+    """Return a run that has recorded a pipeline with the job of another framework."""
+    packed = encode_parameter(pipeline if isinstance(pipeline, str) else json.dumps(pipeline))
+    spec = {
+        **PIPELINE["spec"],
+        "arguments": {"parameters": [{"name": "manifest", "value": packed}]},
+    }
+    status = {
+        **valid_objects.WORKFLOW["status"],
+        "nodes": {"demo-4k2xp-1": valid_objects.NODE, "demo-4k2xp-2": JOB_NODE},
+        "storedWorkflowTemplateSpec": spec,
+    }
+    return {**valid_objects.WORKFLOW, "spec": spec, "status": status}
+
+
+def run_with_job(job: object) -> Object:
+    template = {**TEMPLATE, "resource": {"action": "apply", "manifest": json.dumps(job)}}
+    return run_of({**PIPELINE, "spec": {**PIPELINE["spec"], "templates": [template]}})
+
+
+def explain(cluster: Cluster) -> object:
+    return explain_on_cluster(cluster, RUN, False)
 
 
 def show_logs(cluster: Cluster) -> object:
@@ -115,6 +170,18 @@ READERS: dict[str, tuple[str, Any, Read]] = {
         lambda cluster: workflows.resume_run(cluster, RUN),
     ),
     "history": (RUN_AT, COMPLETED, read_history),
+    "explained run": (RUN_AT, run_of(PIPELINE), explain),
+}
+# name → the changed document, and the run that contains it
+CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
+    "recorded pipeline": (PIPELINE, run_of),
+    "applied job": (JOB, run_with_job),
+    "prices": (
+        valid_objects.PRICES,
+        lambda prices: run_of(
+            {**PIPELINE, "metadata": {"annotations": {ANNOTATION: json.dumps(prices)}}}
+        ),
+    ),
 }
 
 
@@ -151,6 +218,30 @@ def test_every_malformed_object_is_accepted_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
     check(server, cluster, name, every=1)
+
+
+def test_the_valid_run_is_explained(server: ApiServer, cluster: Cluster) -> None:
+    server.fixed[RUN_AT] = run_of(PIPELINE)
+    assert "job: PyTorchJob (Worker 2)" in explain_on_cluster(cluster, RUN, False)
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_run_with_malformed_content_is_explained_or_one_error(
+    server: ApiServer, cluster: Cluster, name: str
+) -> None:
+    valid, build = CONTENTS[name]
+    for content in list(mutations(valid))[::13]:
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+
+        server.fixed[RUN_AT] = build(value)
+        try:
+            explain_on_cluster(cluster, RUN, False)
+        except RekindleError as error:
+            for line in error.lines:
+                assert not re.search("[\x00-\x1f\x7f-\x9f]", line), (content, line)
 
 
 FAULTS: list[tuple[Any, str]] = [
@@ -266,9 +357,24 @@ def test_references_are_found_in_any_text() -> None:
     assert {"demo-1/prepare", "r/t"} <= find_references(text)
 
 
+def test_a_long_word_in_a_workflow_does_not_stop_prune() -> None:
+    assert find_references(500_000 * "a." + "/demo-1/prepare") >= {"demo-1/prepare"}
+    assert find_references(1_000_000 * "a.") == set()
+
+
 def test_commands_name_the_malformed_run(server: ApiServer, tmp_path: Path) -> None:
     server.fixed[RUN_AT] = valid_objects.WORKFLOW | {"status": 5}
     cluster = Cluster.connect()
     for read in (show_logs, lambda each: cluster_overview.run(each, RUN, True)):
         with pytest.raises(MalformedObject, match=f'workflows "{RUN}": "status": Input should be'):
             read(cluster)
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_answer_of_unlimited_size_is_one_error(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "MAX_ANSWER_BYTES", 100)
+    server.refuse("GET", PODS_AT, status, {"items": [valid_objects.POD] * 10})
+    with pytest.raises(ApiError, match="its answer has more than 100 bytes"):
+        cluster.list_objects(PODS)

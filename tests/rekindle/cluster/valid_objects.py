@@ -136,3 +136,26 @@ EVENT: dict[str, Any] = {
     "lastTimestamp": CREATED,
     "involvedObject": {"name": "demo-4k2xp-prepare"},
 }
+PRICES: dict[str, Any] = {
+    "currency": "EUR",
+    "default": "cpu",
+    "spot": [{"labels": {"spot": "yes"}}],
+    "classes": {
+        "cpu": {
+            "selector": {"resource": "gpu/gpu"},
+            "on_demand": {"cpu_hour": 1, "gib_hour": 0.1, "gpu_hour": 2},
+        }
+    },
+}
+SERVICE: dict[str, Any] = {
+    "metadata": {**METADATA, "name": "demo"},
+    "spec": {"selector": {"app.kubernetes.io/instance": "demo-2"}, "ports": [{"port": 80}]},
+}
+AUTOSCALER: dict[str, Any] = {
+    "metadata": {**METADATA, "name": "demo"},
+    "spec": {
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "scaleTargetRef": {"kind": "Deployment", "name": "demo-2"},
+    },
+}

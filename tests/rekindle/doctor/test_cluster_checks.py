@@ -391,6 +391,18 @@ def test_a_config_with_tokens_needs_their_secret(server: HealthyCluster):
     assert "tokens" not in run_checks()
 
 
+def test_a_program_with_secrets_needs_them_in_the_namespace(server: HealthyCluster):
+    configs = ClusterConfig.model_validate({}), TrainConfig.model_validate({})
+    (check,) = [
+        check
+        for check in doctor.check(Cluster.connect(), *configs, 5, secrets=["HF_TOKEN"])
+        if check.name == "program secrets"
+    ]
+    assert not check.ok
+    assert check.found == "Secret rekindle-program lacks HF_TOKEN"
+    assert "create secret generic rekindle-program" in check.remedy
+
+
 def test_other_backends_need_their_own_kinds_but_not_the_training_operator(server: HealthyCluster):
     server.remove("/api/v1/pods", "kubeflow-training-operator")
     server.refuse("GET", "/apis/jobset.x-k8s.io/v1alpha2$", 404, "404 page not found", times=1)

@@ -68,3 +68,11 @@ def test_the_error_for_a_models_occupied_port_names_its_setting(cluster: LocalCl
             "spec": {"selector": {"a": "b"}, "ports": [{"port": server.getsockname()[1]}]},
         }
         cluster.kinds.controllers(cluster, cluster.home)["Service"].check(service)
+
+
+def test_a_program_gets_its_secrets_from_the_environment_of_the_user(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    monkeypatch.setenv("UNRELATED", "\udcff")
+    assert cluster.secret("rekindle-program")["HF_TOKEN"] == "hunter2"

@@ -1,5 +1,6 @@
 """A program that listens on all addresses of this machine takes its port from every pod."""
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,22 @@ LISTEN = (
     " int(sys.argv[1][7:]))).accept()"
 )
 JOB_PORT = 9999  # default port of an XGBoostJob
+
+
+@pytest.fixture
+def job_port() -> Iterator[int]:
+    """Listen on all addresses at the default port of an XGBoostJob."""
+    with contextlib.ExitStack() as stack:
+
+        def listen() -> bool:
+            # a job of another test may have the port until it ends
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("0.0.0.0", JOB_PORT)))
+                return True
+            return False
+
+        until("the port is free", listen)
+        yield JOB_PORT
 
 
 @pytest.fixture
@@ -86,7 +103,7 @@ def test_model_servers_listen_at_another_port_and_clients_find_them(
         cluster.down()
 
 
-def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path) -> None:
+def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path, job_port: int) -> None:
     cluster = LocalCluster(tmp_path)
     jobs = cluster.kinds.controllers(cluster, tmp_path / "run")["XGBoostJob"]
     listen = (
@@ -95,12 +112,11 @@ def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path) -> None
     )
 
     try:
-        with socket.create_server(("0.0.0.0", JOB_PORT)):
-            stored = jobs.apply(xgboost_job(listen))
-            wait(jobs, lambda status: condition(status, "Succeeded"))
+        stored = jobs.apply(xgboost_job(listen))
+        wait(jobs, lambda status: condition(status, "Succeeded"))
 
         port = operator_environment(stored, "Master", 0, str)["MASTER_PORT"]
-        assert int(port) > JOB_PORT
+        assert int(port) > job_port
         again = jobs.apply(xgboost_job(listen))
         assert operator_environment(again, "Master", 0, str)["MASTER_PORT"] == port
     finally:

@@ -849,6 +849,8 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
         tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {tracking.PARENT: parent})
         for n in range(3)
     ]
+    for trial in trials:
+        ownership.record_trial(runs.store, RunName(sweep), trial)
     last = runs.make(keep_runs=2)
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(previous) == EVERYWHERE
@@ -863,6 +865,7 @@ def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: R
     other = runs.make()
     parent = tracking.find_run(runs.pipeline, sweep) or ""
     trial = tracking.start_run(runs.pipeline, f"{sweep}.trial-0", {tracking.PARENT: parent})
+    ownership.record_trial(runs.store, RunName(sweep), trial)
     request(
         "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-mine"}
     )

@@ -5,10 +5,12 @@ import json
 import random
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from rekindle.cache import code
 from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.content.verified_release import (
     content_hash,
@@ -288,3 +290,36 @@ def test_an_endless_line_of_predictions_is_not_read(
     (tmp_path / PREDICTIONS).write_bytes(gzip.compress(b" " * 1001))
     with pytest.raises(DataError, match="a line has more than 1,000 bytes"):
         list(read_prediction_lines(tmp_path))
+
+
+def test_a_change_of_code_that_the_workload_imports_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "serving_own.py": "import serving_post",
+        "serving_post.py": "BIAS = 0",
+        "serving_pack/__init__.py": "",
+        "serving_pack/words.txt": "a",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
+
+    def digests() -> list[str]:
+        for function in (code._sha256, code._imports):
+            function.cache_clear()  # each run is a process of its own
+        names = ("serving_own", "serving_pack")
+        files = (tmp_path / "serving_own.py", tmp_path / "serving_pack/__init__.py")
+        modules = [ModuleType(name) for name in names]
+        for module, file in zip(modules, files, strict=True):
+            module.__file__ = str(file)
+        return [release_files.compute_code_digest(module) for module in modules]
+
+    own, pack = digests()
+    (tmp_path / "serving_post.py").write_text("BIAS = 1")
+    (tmp_path / "serving_pack/words.txt").write_text("b")
+    changed_own, changed_pack = digests()
+    assert own != changed_own
+    assert pack != changed_pack
+    assert digests() == [changed_own, changed_pack]

@@ -251,6 +251,30 @@ def test_training_progress_is_read_from_the_workers(server: ApiServer, cluster: 
     assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"
 
 
+def test_a_malformed_pod_does_not_end_the_progress_of_the_others(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.view.cluster_logs.PROGRESS_INTERVAL_S", 0.01)
+    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
+    server.write_log("demo-train-worker-0", "progress step=1/2 loss=1 samples_per_s=n/a eta_s=x")
+    progress = TrainingProgress(cluster, "demo")
+    row = Step("train", "train", 0, "Pod", "Running")
+    until("the line", lambda: progress.of(row))
+    assert progress.of(row) == "step 1/2  loss 1"
+
+    malformed = {"requested": 0}
+
+    def fail(*_: object) -> str:
+        malformed["requested"] += 1
+        raise TypeError("a malformed pod")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rekindle.view.cluster_logs._tail_of", fail)
+        until("two polls", lambda: progress.of(row) and malformed["requested"] > 1)
+    server.write_log("demo-train-worker-0", "progress step=2/2 loss=1 samples_per_s=1 eta_s=0")
+    until("the next line", lambda: progress.of(row).startswith("step 2/2"))
+
+
 def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
     server.write_log("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
@@ -371,3 +395,34 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False
         )
         assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
+
+
+@pytest.mark.parametrize(
+    ("key", "is_read"),
+    [
+        ("demo/demo-own-1/main.log", True),
+        ("argo-logs/2026/demo/demo-own-1/main.log", True),
+        ("data/salaries.csv", False),
+        ("demo/prepare/dataset/part-0.parquet", False),
+        ("other/other-own-1/main.log", False),
+        ("demo/../other/main.log", False),
+    ],
+)
+def test_only_keys_of_logs_of_the_run_are_read(
+    key: str, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]}
+    node = {"name": "demo.own", "type": "Pod", "outputs": outputs}
+    run = {"metadata": {"name": "demo"}, "status": {"nodes": {"own": node}}}
+
+    requested = list[str]()
+
+    def read(cluster: object, workflow: object, kind: object, module: str, *keys: str) -> list[Any]:
+        requested.extend(keys)
+        return []
+
+    monkeypatch.setattr("rekindle.cluster.remote.run_module", read)
+    cluster: Any = None
+    lines = list(read_archived(cluster, run, "own"))
+    assert requested == ([key] if is_read else [])
+    assert bool(lines) is not is_read

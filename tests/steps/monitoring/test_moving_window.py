@@ -1,6 +1,7 @@
 """A scheduled run whose source stands still trains nothing, unless its code or config changed."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from rekindle import DataError, tracking
+from rekindle import DataError, Store, tracking
+from rekindle.cache import code, loaded
 from rekindle.step import encode_parameter, load
 from tests.steps.bills import workload
 
@@ -29,6 +31,7 @@ class Weeks:
         self.module = folder / f"{self.name}.py"
         self.source = folder / "bills.txt"
         self.module.write_text(workload("", PREPARE))
+        self.templates: list[dict[str, Any]] = []
 
     def run(self, day: str, status: str = "FINISHED", more: Any = None, **config: Any) -> Any:
         data = {"source": str(self.source), "window": "4w"} | config.pop("data", {})
@@ -44,7 +47,9 @@ class Weeks:
             "experiment": self.name,
             "config": config,
             "manifest": encode_parameter(
-                json.dumps({"spec": {"arguments": {"parameters": parameters}}})
+                json.dumps(
+                    {"spec": {"arguments": {"parameters": parameters}, "templates": self.templates}}
+                )
             ),
         }
 
@@ -109,11 +114,79 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
         "the changed config was that of the last run"
     )
     weeks.module.write_text(workload("", PREPARE) + "# a comment\n")
-    from rekindle.cache import code
-
-    code._digest.cache_clear()  # each run is a process of its own
-    code._sha256.cache_clear()
+    forget_code()
     assert "the code changed" in weeks.run("2024-05-06", train={"seed": 2}).warnings[-1]
+
+
+def add_module(weeks: Weeks, suffix: str, text: str) -> str:
+    """Write a module of the project; return its name."""
+    file = weeks.module.with_name(f"{weeks.name}_{suffix}.py")
+    file.write_text(text)
+    return file.stem
+
+
+def forget_code() -> None:
+    """Forget the digests of files: each run is a process of its own."""
+    for function in (code._digest, code._sha256, code._imports):
+        function.cache_clear()
+
+
+def program(*command: str) -> dict[str, Any]:
+    section = json.dumps({"command": command})
+    args = ["-m", "rekindle.program.agent", f"--program={section}"]
+    return {"name": "train", "container": {"args": args}}
+
+
+def test_changed_code_of_a_program_trains(weeks: Weeks) -> None:
+    helper = add_module(weeks, "helper", "K = 2")
+    weeks.templates = [program(f"{add_module(weeks, 'train', f'import {helper}')}.py")]
+    weeks.run("2024-04-15")
+    assert weeks.run("2024-04-22").unchanged
+
+    add_module(weeks, "helper", "K = 7")
+    forget_code()
+    week = weeks.run("2024-04-29")
+    assert week.unchanged == ""
+    assert re.search(r"the code .*changed: this run trains\.$", week.warnings[-1])
+
+
+def test_changed_code_of_a_step_with_a_short_name_trains(weeks: Weeks) -> None:
+    name = add_module(weeks, "trainer", "VERSION = 1")
+    weeks.templates = [{"name": "t", "container": {"args": ["-m", "rekindle", "step", name]}}]
+    weeks.run("2024-04-15")
+    assert weeks.run("2024-04-22").unchanged
+
+    add_module(weeks, "trainer", "VERSION = 2")
+    forget_code()
+    assert weeks.run("2024-04-29").unchanged == ""
+
+
+def test_a_program_whose_files_are_unknown_always_trains(weeks: Weeks) -> None:
+    weeks.templates = [program("sh", "train.sh")]
+    weeks.run("2024-04-15")
+    week = weeks.run("2024-04-22")
+    assert week.unchanged == ""
+    assert "unknown which files the program sh train.sh loads" in week.warnings[-1]
+
+
+def test_a_run_that_has_loaded_an_uncovered_file_is_never_taken_for_unchanged(
+    weeks: Weeks, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncovered = "network.py was loaded, but the cache key does not cover it"
+    with monkeypatch.context() as patched:
+        patched.setattr(loaded, "reason_uncovered", lambda modules: uncovered)
+        weeks.run("2024-04-15")
+        assert uncovered in weeks.run("2024-04-22").warnings[-1]
+
+    assert uncovered in weeks.run("2024-04-29").warnings[-1], "the earlier run has loaded it"
+    weeks.templates = [{"name": "main", "dag": {"tasks": [{"name": "evaluate"}]}}]
+    assert weeks.run("2024-05-06").unchanged
+
+    # a later step of the earlier run has loaded such a file
+    trained = weeks.run("2024-05-13", train={"seed": 2})
+    run = tracking.read_tags(trained.run_id)[tracking.WORKFLOW]
+    s3.put(f"{run}/evaluate/uncovered", uncovered.encode())
+    assert f"{run}/evaluate, {uncovered}" in weeks.run("2024-05-20", train={"seed": 2}).warnings[-1]
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Conditions of S3 requests. Source: AWS, Add preconditions to S3 operations with conditional
-requests; RFC 9110."""
+"""Conditions of S3 requests. They are defined by the AWS page "Add preconditions to S3 operations
+with conditional requests" and by RFC 9110."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

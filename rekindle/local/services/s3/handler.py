@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekindle.local.services.s3.format import S3Error
-from rekindle.local.services.s3.multipart import MultipartRequest
+from rekindle.local.services.s3.multipart import COMPOSITE, MultipartRequest
 from rekindle.local.services.s3.values import is_address
 
 # the headers of S3 that are heeded, or do not change the meaning of a request; all others would
@@ -35,6 +35,7 @@ COPY_HEADERS = {
 }
 # headers that are supported only with these values, which equal the default behaviour
 SUPPORTED_VALUES = {
+    "x-amz-checksum-type": (COMPOSITE,),
     "x-amz-acl": ("private", "bucket-owner-full-control"),
     "x-amz-server-side-encryption": ("AES256",),
     "x-amz-storage-class": ("STANDARD",),
@@ -103,9 +104,10 @@ class Handler(MultipartRequest):
     def reject_bucket_in_host(self) -> None:
         """Raise S3Error for a request whose bucket is part of the host, as in data.localhost: the
         first part of its path is not the bucket."""
-        host = self.fields.get("host", "").partition(":")[0]
-        name, _, domain = host.partition(".")
-        if domain and not is_address(host) and (domain == "localhost" or name in self.files.index):
+        host = self.fields.get("host", "").partition(":")[0].lower().rstrip(".")
+        # the name of a bucket may contain dots
+        has_bucket = any(host.startswith(f"{name}.") for name in list(self.files.index))
+        if not is_address(host) and (host.endswith(".localhost") or has_bucket):
             message = f"the host {host[:80]!r} contains a bucket: use the path style, /BUCKET/KEY."
             raise S3Error(501, "NotImplemented", message)
 
@@ -129,6 +131,10 @@ class Handler(MultipartRequest):
                     f"{self.command} {kind} with the parameter {name[:80]!r} is not supported here."
                 )
                 raise S3Error(501, "NotImplemented", message)
+
+        # a listing has no owners
+        if self.query.get("fetch-owner", "false").lower() != "false":
+            raise S3Error(501, "NotImplemented", "fetch-owner=true is not supported here.")
 
         return route
 

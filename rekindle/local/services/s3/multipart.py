@@ -1,14 +1,15 @@
 """The operations of the embedded S3 endpoint on multipart uploads."""
 
+import base64
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
-from rekindle.local.services.s3.checksums import checksum_names
+from rekindle.local.services.s3.checksums import PREFIX, checksum_names, hash_of_algorithm
 from rekindle.local.services.s3.conditions import check_copy_source
-from rekindle.local.services.s3.format import Meta, S3Error, blocks, read_meta
+from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks, read_meta
 from rekindle.local.services.s3.object_operations import (
     MAX_ENTRIES,
     ObjectRequest,
@@ -25,20 +26,31 @@ from rekindle.local.services.s3.values import (
     parse_part_number,
 )
 
+COMPOSITE = "COMPOSITE"  # type of the checksum of the parts' checksums
+
 
 class MultipartRequest(ObjectRequest):
-    """A request; adds the operations on multipart uploads to those on objects."""
+    """A request with the operations on buckets, objects and multipart uploads."""
 
     def create_upload(self) -> None:
         self.files.find(self.bucket, self.key)
-        upload = self.files.uploads.start(self.bucket, self.key, self.attributes())
+        algorithm = self.fields.get("x-amz-checksum-algorithm", "")
+        headers: dict[str, str] = {}
+        if algorithm:
+            hash_of_algorithm(algorithm)
+            headers["x-amz-checksum-algorithm"] = algorithm.upper()
+            headers["x-amz-checksum-type"] = COMPOSITE
+
+        upload = self.files.uploads.start(
+            self.bucket, self.key, self.attributes(), algorithm.lower()
+        )
         body = xml(
             "InitiateMultipartUploadResult",
             Bucket=self.bucket,
             Key=printable(self.key),
             UploadId=upload.id,
         )
-        self.answer(200, body=body)
+        self.answer(200, headers, body=body)
 
     def find_upload(self) -> Upload:
         return self.files.uploads.find(self.bucket, self.key, self.query["uploadId"])
@@ -59,6 +71,12 @@ class MultipartRequest(ObjectRequest):
             meta = read_meta(path)
             if not meta:
                 raise S3Error(500, "InternalError", f"{path} cannot be read back.")
+            if upload.checksum and PREFIX + upload.checksum not in meta["headers"]:
+                message = (
+                    "Checksum Type mismatch occurred, expected checksum Type:"
+                    f" {upload.checksum}: send the checksum of each part."
+                )
+                raise S3Error(400, "InvalidRequest", message)
             self.files.uploads.add(upload, number, path)
         finally:
             path.unlink(missing_ok=True)
@@ -80,15 +98,22 @@ class MultipartRequest(ObjectRequest):
                 raise S3Error(400, "InvalidRequest", "a part has at most 5 GiB: copy a range.")
 
             md5 = hashlib.md5(usedforsecurity=False)
+            checksums = dict([hash_of_algorithm(upload.checksum)] if upload.checksum else [])
 
             def hashed() -> Iterator[bytes]:
                 for block in blocks([(file, end)], start):
-                    md5.update(block)
+                    for value in (md5, *checksums.values()):
+                        value.update(block)
                     yield block
 
-            path = self.files.write(
-                hashed(), lambda _: {"key": self.key, "etag": md5.hexdigest(), "headers": {}}
-            )
+            def finish(_: int) -> Content:
+                headers = {
+                    name: base64.b64encode(value.digest()).decode()
+                    for name, value in checksums.items()
+                }
+                return {"key": self.key, "etag": md5.hexdigest(), "headers": headers}
+
+            path = self.files.write(hashed(), finish)
 
         meta = self.add_part(upload, number, path)
         body = xml(

@@ -1,8 +1,8 @@
 """Verify the signatures of S3 requests: version 4 in headers, URLs and chunks, version 2 in URLs
 (used by MLflow).
 
-Sources: AWS, Authenticating Requests (AWS Signature Version 4); for version 2, Signing and
-authenticating REST requests.
+Version 4 is defined by the AWS page "Authenticating Requests (AWS Signature Version 4)", version 2
+by the page "Signing and authenticating REST requests".
 """
 
 import base64
@@ -42,8 +42,9 @@ class Signature:
     last: str = ""
 
     def next(self, kind: str, *lines: str) -> str:
-        """Sign `lines` and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the
-        request."""
+        """Return the signature of `lines` and the previous signature. `kind` is "" for the request,
+        which is signed first, "-PAYLOAD" for a chunk of its body, and "-TRAILER" for its trailing
+        headers."""
         text = "\n".join(
             [ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines]
         )
@@ -215,11 +216,13 @@ def _verify_version_2(
         )
 
     signed_names = sorted(name for name in query if name in SUBRESOURCES or name in OVERRIDES)
-    resource = (
-        path
-        + ("?" if signed_names else "")
-        + "&".join(f"{name}={query[name]}" if query[name] else name for name in signed_names)
+    subresources = "&".join(
+        f"{name}={query[name]}" if query[name] else name for name in signed_names
     )
+    resources = [path]
+    # botocore signs a bucket with a slash that it does not send
+    if path.count("/") == 1 and len(path) > 1:
+        resources.append(f"{path}/")
 
     amazon_headers = sorted(
         f"{name.lower()}:{value.strip()}"
@@ -233,8 +236,16 @@ def _verify_version_2(
         headers.get("content-type", ""),
         expiry,
         *amazon_headers,
-        resource,
     ]
 
-    digest = hmac.digest(keys[1].encode(), "\n".join(lines).encode(), "sha1")
-    _compare(query["Signature"], base64.b64encode(digest).decode())
+    signatures: list[str] = []
+    for resource in resources:
+        text = "\n".join([*lines, resource + ("?" if signed_names else "") + subresources])
+        digest = hmac.digest(keys[1].encode(), text.encode(), "sha1")
+        signatures.append(base64.b64encode(digest).decode())
+
+    query_signature = query["Signature"].encode()
+    is_equal = [
+        hmac.compare_digest(signature.encode(), query_signature) for signature in signatures
+    ]
+    _compare(query["Signature"], signatures[is_equal.index(True) if any(is_equal) else 0])

@@ -1,8 +1,8 @@
 """Multipart uploads: a folder for each upload, with a file for each part in the format of an
 object.
 
-An upload that is neither completed nor aborted ends a week after its start, as a bucket of AWS ends
-it with the lifecycle rule AbortIncompleteMultipartUpload. The parts of such an upload are removed
+An upload that is neither completed nor aborted ends a week after its start, as in a bucket of AWS
+that has the lifecycle rule AbortIncompleteMultipartUpload. The parts of such an upload are removed
 when the next upload or the server starts.
 """
 
@@ -43,17 +43,20 @@ class UploadRecord(Document):
     key: str
     headers: dict[str, str]
     started: float | None = None
+    checksum: str = ""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A multipart upload that was started."""
+    """A multipart upload that was started. `checksum`: algorithm of the checksum that each part
+    must have, such as sha256; "" if a part may have any checksum or none."""
 
     id: str
     bucket: str
     key: str
     headers: dict[str, str]
     started: float
+    checksum: str = ""
 
     def position(self) -> tuple[bytes, str]:
         """Return the position of the upload in a listing."""
@@ -78,14 +81,17 @@ class Uploads:
         folder.mkdir(parents=True, exist_ok=True)
         self.remove_expired()
 
-    def start(self, bucket: str, key: str, headers: dict[str, str]) -> Upload:
+    def start(self, bucket: str, key: str, headers: dict[str, str], checksum: str = "") -> Upload:
         """Start an upload."""
         self.remove_expired()
         now = time.time()
-        # names in the order of their start, because S3 lists uploads in that order
+        # an id starts with the upload's start time, because S3 lists the uploads of a key in the
+        # order of their start
         name = f"{int(now * 1e6):016x}{secrets.token_hex(8)}"
-        upload = Upload(name, bucket, key, headers, now)
-        record = UploadRecord(bucket=bucket, key=key, headers=headers, started=now)
+        upload = Upload(name, bucket, key, headers, now, checksum)
+        record = UploadRecord(
+            bucket=bucket, key=key, headers=headers, started=now, checksum=checksum
+        )
 
         folder = self._folder(upload)
         folder.mkdir()
@@ -206,7 +212,9 @@ class Uploads:
         else:
             started = record.started
 
-        return Upload(folder.name, record.bucket, record.key, record.headers, started)
+        return Upload(
+            folder.name, record.bucket, record.key, record.headers, started, record.checksum
+        )
 
     def _folder(self, upload: Upload) -> Path:
         return self.folder / upload.id

@@ -1,8 +1,9 @@
 """Parse the values of S3 requests: targets, keys, names of buckets, numbers, ranges and dates.
 
 Only spellings that S3 treats as equal name the same object: targets with characters that are not
-printable ASCII, incomplete escapes or invalid UTF-8 are refused, not repaired. Sources: AWS, Naming
-Amazon S3 objects; General purpose bucket naming rules; API reference of each operation.
+printable ASCII, incomplete escapes or invalid UTF-8 are refused, not repaired. The rules are from
+the AWS pages "Naming Amazon S3 objects" and "General purpose bucket naming rules", and from the API
+reference of each operation.
 """
 
 import base64
@@ -217,7 +218,8 @@ def parse_date(text: str | None) -> datetime | None:
 
 
 def parse_header_value(name: str, text: str) -> str:
-    """Format a value for a header of the response."""
+    """Return `text`, the value of the parameter `name`, which sets a header of the response. Raises
+    S3Error if a header cannot contain the text."""
     if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", text):
         message = f"Header value cannot be represented using ISO-8859-1: {name} is {text[:100]!r}."
         raise S3Error(400, "InvalidArgument", message)
@@ -283,8 +285,8 @@ def parse_xml(data: bytes, tag: str) -> ElementTree.Element:
 
 
 def children(element: ElementTree.Element) -> Mapping[str, str]:
-    """Return the texts of an element's children by tag; none may be repeated or have children of
-    its own."""
+    """Return the texts of an element's children by tag. Raises S3Error if a tag is repeated, or if
+    a child has children."""
     texts = {child.tag: child.text or "" for child in element}
     if len(texts) < len(element) or any(len(child) for child in element):
         raise S3Error(400, "MalformedXML", f"<{element.tag}> has repeated or nested elements.")

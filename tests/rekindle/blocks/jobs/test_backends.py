@@ -11,10 +11,12 @@ import pytest
 
 from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.kubernetes_names import WORKLOAD
 from rekindle.training.spec import TrainConfig
 from tests.kinds import pod_specs
 
@@ -62,7 +64,9 @@ def render(
     config = ClusterConfig.model_validate({"backend": backend} | (cluster or {}))
     maker = BACKENDS[backend].runtime if runtime else BACKENDS[backend].job
     assert maker
-    return maker("j", TrainConfig.model_validate(train), config, ["--seed=7"])
+    return maker(
+        "j", TrainConfig.model_validate(train), config, member_commands(WORKLOAD, ["--seed=7"])
+    )
 
 
 def jobs_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:

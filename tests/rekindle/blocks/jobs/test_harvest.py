@@ -8,10 +8,12 @@ import pytest
 
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import harvest_deployment
+from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.kubernetes_names import WORKLOAD
 from rekindle.training.spec import TrainConfig
 
 HARVEST = ["cluster.harvest=true", "train.workers=2", "train.min_workers=1", "train.max_workers=4"]
@@ -36,7 +38,9 @@ def rendered(*sets: str) -> dict[str, dict[str, Any]]:
 def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) -> dict[str, Any]:
     config = ClusterConfig.model_validate({"harvest": True, "backend": backend} | cluster)
     section = TrainConfig.model_validate({"min_workers": 1, "workers": 2, "max_workers": 4} | train)
-    return harvest_deployment("j", section, config, ["--seed=7"], BACKENDS[backend].host)
+    return harvest_deployment(
+        "j", section, config, member_commands(WORKLOAD, ["--seed=7"]), BACKENDS[backend].host
+    )
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet")])

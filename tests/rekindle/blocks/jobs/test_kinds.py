@@ -6,7 +6,7 @@ import pytest
 from rekindle.blocks.jobs.kubeflow import Replica, training_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
-from tests.kinds import kinds, pod_specs
+from tests.kinds import kinds, pod_specs, program_jobs
 from tests.schema import schema_of, wrong
 
 KINDS = kinds()
@@ -21,6 +21,13 @@ def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> 
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
     # the schema is not empty
     assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))
+
+
+@pytest.mark.parametrize("kind", program_jobs())
+def test_the_api_server_knows_every_field_of_a_job_with_a_program(kind: str) -> None:
+    for cluster in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
+        job = program_jobs(**cluster)[kind]
+        assert list(wrong(job, schema_of(job))) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])

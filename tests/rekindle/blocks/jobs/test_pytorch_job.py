@@ -10,11 +10,11 @@ import pytest
 
 from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs.kubeflow import FAILURE
-from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.jobs.members import member_commands, run_secret
 from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
-from rekindle.kubernetes_names import REKINDLE_SECRET
+from rekindle.kubernetes_names import REKINDLE_SECRET, WORKLOAD
 from rekindle.training.spec import TrainConfig
 
 
@@ -80,7 +80,10 @@ GPUS = {"pods": {"train": {"gpus": 2}}}
 def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     config = TrainConfig.model_validate(train)
     return pytorch_job(
-        "{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"]
+        "{{workflow.name}}-train",
+        config,
+        ClusterConfig.model_validate(cluster or {}),
+        member_commands(WORKLOAD, ["--seed=7"]),
     )
 
 

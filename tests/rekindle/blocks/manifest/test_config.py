@@ -1,6 +1,7 @@
 """Configs are read completely: no setting is silently ignored, and every error names key and
 rule."""
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from rekindle import project
 from rekindle.blocks.manifest.config import PASSWORD_URL, load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from tests.effort import calls
+from tests.kinds import pod_specs
 
 SMALL = {
     "name": "demo",
@@ -410,6 +413,9 @@ def test_a_signed_url_is_refused_and_not_repeated(query: str) -> None:
         "s3://h/x.csv;access_token=hunter2",
         "//ann:hunter2@h/x.csv",
         "h/x.csv?X-Amz-Signature=hunter2",
+        "h/x.csv?clientsecret=hunter2",
+        "h/x.csv?access_key=hunter2",
+        "h/x.csv?session=hunter2",
     ],
 )
 def test_a_secret_in_an_unusual_address_is_refused_and_not_repeated(source: str) -> None:
@@ -450,3 +456,94 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
         load_config(demo, ["data.source=s3://bucket/a:b@c"], {}).config.data.source
         == "s3://bucket/a:b@c"
     )
+
+
+PROGRAM = {
+    "name": "slopes",
+    "workload": "tests.rekindle.program.slopes",
+    "data": {"source": "simulate://7"},
+    "program": {"command": ["tests/programs/ddp.py"]},
+}
+
+
+def test_a_program_needs_a_workload_with_load(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.yaml", PROGRAM | {"workload": "tests.rekindle.release.lines"})
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [], {})
+    assert str(caught.value).startswith(
+        f'{file}: workload "tests.rekindle.release.lines" does not define load(path, facts)'
+    )
+
+
+def test_a_workload_with_only_load_needs_a_program(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path / "c.yaml", PROGRAM), [], {}).config
+    assert "rekindle.program.agent" in str(render_manifest(config))
+
+    with pytest.raises(ConfigError, match="has only `load`, so a program must train its model"):
+        render_manifest(config.model_copy(update={"program": None}))
+
+
+@pytest.mark.parametrize(
+    "program, name",
+    [
+        ({"environment": {"WANDB_API_KEY": "hunter2"}}, "environment.WANDB_API_KEY"),
+        ({"environment": {"HF_TOKEN": "hunter2{run_id}"}}, "environment.HF_TOKEN"),
+        ({"command": ["train.py", "--api-key=hunter2"]}, "command: --api-key"),
+        ({"command": ["sh", "-c", "./train --token hunter2 --fast"]}, "command: --token"),
+        ({"resume": ["--password", "hunter2"]}, "resume: --password"),
+    ],
+)
+def test_a_secret_of_a_program_reaches_neither_mlflow_nor_the_manifest(
+    tmp_path: Path, program: dict[str, Any], name: str
+) -> None:
+    values = PROGRAM | {"program": {"command": ["tests/programs/ddp.py"], **program}}
+    with pytest.raises(ConfigError, match=re.escape(name)) as caught:
+        load_config(write(tmp_path / "c.yaml", values), [], {})
+    assert "program.secrets" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_variables_of_a_program_that_only_resemble_secrets_are_accepted(tmp_path: Path) -> None:
+    environment = {"TOKENIZERS_PARALLELISM": "false", "PAD_TOKEN": "<pad>", "HF_TOKEN": ""}
+    command = ["tests/programs/ddp.py", "--token", "$HF_TOKEN", "--max-tokens=5"]
+    values = PROGRAM | {"program": {"command": command, "environment": environment}}
+    config = load_config(write(tmp_path / "c.yaml", values), [], {}).config
+    assert config.program
+    assert config.program.environment == environment
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_a_program_gets_its_secrets_from_a_secret_of_the_namespace(
+    tmp_path: Path, backend: str
+) -> None:
+    values = PROGRAM | {"cluster": {"backend": backend}}
+    values["program"] = {"command": ["tests/programs/ddp.py"], "secrets": ["HF_TOKEN"]}
+    config = load_config(write(tmp_path / "c.yaml", values), [], {}).config
+    variables = [
+        variable
+        for template in render_manifest(config)["spec"]["templates"]
+        if "train" in template["name"] and "resource" in template
+        for spec in pod_specs(json.loads(template["resource"]["manifest"]))
+        for container in spec["containers"]
+        for variable in container.get("env", [])
+        if variable["name"] == "HF_TOKEN"
+    ]
+    reference = {"secretKeyRef": {"name": "rekindle-program", "key": "HF_TOKEN"}}
+    assert variables == [{"name": "HF_TOKEN", "valueFrom": reference}]
+
+
+def test_a_secret_in_a_section_of_the_workload_is_refused_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = tmp_path / "secretive_workload.py"
+    workload.write_text(
+        "from steps.digits import *\nclass Data(Data):\n    api_key: str = ''\n"
+        "    pad_token: str = ''\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"source": "sklearn://digits", "pad_token": "<pad>"}
+    values = {"name": "demo", "workload": "secretive_workload", "data": data}
+    load_config(write(tmp_path / "c.yaml", values), ["data.api_key=$(API_KEY)"], {})
+    with pytest.raises(ConfigError, match=r"data\.api_key is a secret") as caught:
+        load_config(tmp_path / "c.yaml", ["data.api_key=hunter2"], {})
+    assert "hunter2" not in str(caught.value)

@@ -3,11 +3,12 @@ examined."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
+from pydantic_core import to_jsonable_python
 
 import argolocal
 from argolocal.language.govaluate import should_execute
@@ -24,6 +25,7 @@ from rekindle.blocks.manifest.quoting import (
 )
 from rekindle.blocks.resource import integer_input, render, text_tag
 from rekindle.blocks.wiring import Value, WiringError
+from rekindle.program.config import ProgramConfig
 from tests import builders, rendered
 from tests.rendered import render_kinds
 
@@ -376,6 +378,23 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
 
     expected = {"note": value, "w": [value, 1], "number": "0.5"}
     assert json.loads(argolocal.run(workflow).outputs["json"]) == expected
+
+
+@pytest.mark.parametrize("wrap", [lambda section: section, lambda section: {"a": [section]}])
+def test_a_parameter_in_the_environment_of_a_program_cannot_add_a_variable(
+    wrap: Callable[[object], object],
+) -> None:
+    tag = "{{workflow.parameters.backfill}}"
+    section = ProgramConfig.model_validate(
+        {"command": ["train"], "environment": {"IS_BACKFILL": tag}}
+    )
+    text = format_input(wrap(section))
+    assert tag not in text
+
+    hostile = 'yes","BASH_ENV":"$(id)'
+    parsed = json.loads(substitute(text, {"workflow.parameters.backfill": hostile}))
+    expected = section.model_copy(update={"environment": {"IS_BACKFILL": hostile}})
+    assert parsed == to_jsonable_python(wrap(expected))
 
 
 def test_tags_with_valid_names_are_readable_in_a_manifest() -> None:

@@ -14,9 +14,11 @@ import pytest
 from argolocal.controllers.controller import Controller
 from rekindle import project
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.demo.watched_training import DemoCluster
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import WORKLOAD
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.job_set_controller import JobSets
 from rekindle.local.jobs.training_job import TrainingJobs, condition
@@ -274,14 +276,15 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
     config = ClusterConfig.model_validate({"backend": name})
     train = TrainConfig.model_validate({"workers": 2, "virtual_workers": 7})
     argv = flags(name, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
+    commands = member_commands(WORKLOAD, argv)
     cluster = DemoCluster(folder)
     kinds = cluster.kinds.controllers(cluster, folder / "run")
     kinds["Secret"].apply({"metadata": {"name": "js"}, "stringData": {"secret": SECRET}})
 
     if backend.runtime:
-        kinds["TrainingRuntime"].apply(backend.runtime("js", train, config, argv))
+        kinds["TrainingRuntime"].apply(backend.runtime("js", train, config, commands))
 
-    kinds[backend.kind].apply(backend.job("js", train, config, argv))
+    kinds[backend.kind].apply(backend.job("js", train, config, commands))
     jobs = kinds["JobSet" if backend.kind == "TrainJob" else backend.kind]
     assert isinstance(jobs, TrainingJobs)
     killed: list[int] = []

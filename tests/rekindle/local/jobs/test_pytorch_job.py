@@ -157,6 +157,9 @@ def test_the_environment_matches_the_operator() -> None:
         "PET_RDZV_CONF": "is_host=0,x=1",
     }
 
+    obj["spec"]["nprocPerNode"] = "\u00b2"
+    assert operator_environment(obj, "Worker", 1, str)["WORLD_SIZE"] == "4"
+
     plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
     assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 

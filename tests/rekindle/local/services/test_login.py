@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from argolocal.common import homes
 from rekindle.local.services.services import Services
 from tests.rekindle.local.services.service_processes import PLAIN, kill, record
 
@@ -93,7 +94,7 @@ def test_a_client_without_the_token_can_only_read_the_health(mlflow: Mlflow) -> 
         for headers in wrong:
             status, body, _ = mlflow.ask(path, headers)
             assert status == 401, (path, headers)
-            assert b"rekindle ui" in body, (path, headers)
+            assert b"rekindle ui --mlflow" in body, (path, headers)
 
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
         assert mlflow.status(CREATE, method=method, body={"name": "theirs"}) == 401
@@ -321,7 +322,9 @@ def test_no_command_line_contains_the_token(mlflow: Mlflow, tmp_path: Path) -> N
         except (FileNotFoundError, ProcessLookupError):
             continue
     link = Path(
-        mlflow.services.write_link(mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c"))
+        homes.write_link(
+            mlflow.services.home, mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c")
+        )
     )
     assert link.stat().st_mode & 0o777 == 0o600
     assert f"{mlflow.token}#/a?b&amp;c" in link.read_text()

@@ -1013,8 +1013,19 @@ def test_an_empty_condition_protects_an_object(endpoint: Endpoint) -> None:
     assert endpoint.client.get_object(Bucket="data", Key="kept")["Body"].read() == b"old"
 
 
-@pytest.mark.parametrize("host", ["data.localhost", "other.localhost", "data.s3.example.com"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "data.localhost",
+        "other.localhost",
+        "data.s3.example.com",
+        "my.bucket.localhost",
+        "my.bucket.s3.example.com",
+        "Data.LOCALHOST.",
+    ],
+)
 def test_a_bucket_in_the_host_creates_no_bucket(endpoint: Endpoint, host: str) -> None:
+    endpoint.client.create_bucket(Bucket="my.bucket")
     signer = S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1")
     request = AWSRequest("PUT", f"http://{host}/object", headers={"Host": host})
     signer.add_auth(request)
@@ -1069,3 +1080,32 @@ def test_a_url_that_is_signed_for_another_service_is_refused(
     status, answer = endpoint.send("GET", path.replace(*change), {})
     assert status == 400
     assert b"AuthorizationQueryParametersError" in answer
+
+
+def test_an_upload_does_not_ignore_its_checksum(endpoint: Endpoint) -> None:
+    client = endpoint.client
+    for kind in ({"ChecksumAlgorithm": "CRC64NVME"}, {"ChecksumType": "FULL_OBJECT"}):
+        with pytest.raises(ClientError, match="NotImplemented"):
+            client.create_multipart_upload(**TARGET, **kind)
+
+    started = client.create_multipart_upload(**TARGET, ChecksumAlgorithm="SHA256")
+    assert started["ChecksumAlgorithm"] == "SHA256"
+    upload = {**TARGET, "UploadId": started["UploadId"], "PartNumber": 1}
+    with pytest.raises(ClientError, match="expected checksum Type: sha256"):
+        client.upload_part(**upload, Body=b"x", ChecksumAlgorithm="CRC32")
+    client.upload_part(**upload, Body=b"x", ChecksumAlgorithm="SHA256")
+    client.upload_part_copy(**upload, CopySource="data/a")
+
+
+def test_a_listing_does_not_ignore_that_it_needs_owners(endpoint: Endpoint) -> None:
+    with pytest.raises(ClientError, match="NotImplemented"):
+        endpoint.client.list_objects_v2(Bucket="data", FetchOwner=True)
+    endpoint.client.list_objects_v2(Bucket="data", FetchOwner=False)
+
+
+def test_a_presigned_url_of_a_bucket_is_accepted(endpoint: Endpoint) -> None:
+    for version in ("s3", "s3v4"):
+        client = endpoint.connect(signature_version=version, s3={"addressing_style": "path"})
+        url = client.generate_presigned_url("list_objects_v2", {"Bucket": "data", "Prefix": "a"})
+        with urllib.request.urlopen(url) as answer:
+            assert b"<Key>a</Key>" in answer.read()

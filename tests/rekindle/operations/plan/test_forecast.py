@@ -551,3 +551,20 @@ def test_prices_of_the_project_give_the_cost_of_each_task(
     assert "total      unknown" in unknown
     assert "EUR" not in unknown
     assert unknown.count("unknown") > 4
+
+
+def test_a_run_of_a_program_has_a_forecast_of_its_pods(tmp_path: Path) -> None:
+    values = {
+        "name": "slopes",
+        "workload": "tests.rekindle.program.slopes",
+        "data": {"source": "simulate://7"},
+        "program": {"command": ["tests/programs/ddp.py"]},
+        "train": {"workers": 3},
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(values))
+    manifest = render_manifest(load_config(tmp_path / "c.yaml", environment={}).config)
+
+    training = rows(forecast(Sources(tmp_path, None), manifest, {}))["train"]
+    assert training.status == RUNS
+    counts = [pod.count for pod in training.pods if not pod.is_executor]
+    assert sorted(counts) == [1, 3], "one coordinator, three workers"

@@ -28,6 +28,7 @@ from rekindle.operations.reproduce.known_differences import (
 from rekindle.operations.reproduce.reproduction import (
     Inputs,
     manifest_findings,
+    program_findings,
     run_parameters,
     training_config,
 )
@@ -392,11 +393,13 @@ def test_a_release_cannot_name_another_revision_than_a_commit(
         Commit(make_origin(provenance={"git_sha": revision}), "")
 
 
-@pytest.mark.parametrize("name", ["/tmp/x", "steps..shop", "../x", "steps.a-b", ""])
+@pytest.mark.parametrize(
+    "name", ["/tmp/x", "steps..shop", "../x", "./../x", ".//x", "steps.a-b", ""]
+)
 def test_a_module_of_a_release_has_the_name_of_a_module(
     make_origin: Callable[..., Origin], name: str
 ) -> None:
-    with pytest.raises(InvalidDocument, match="is not the dotted name of a module"):
+    with pytest.raises(InvalidDocument, match="is neither the dotted name of a module"):
         make_origin(run={"modules": [name]})
 
 
@@ -416,3 +419,15 @@ def test_the_manifest_of_a_release_may_have_no_arguments(
     origin = make_origin(run={"manifest": {"spec": {"templates": []}}})
     [finding] = manifest_findings(origin, suspended_manifest())
     assert "+  entrypoint: main" in str(finding).splitlines()
+
+
+def test_the_result_of_a_program_is_not_trained_again(
+    make_origin: Callable[..., Origin],
+) -> None:
+    assert not list(program_findings(make_origin()))
+
+    files = {"final.bin": {"size": 3, "sha256": "cd" * 32}}
+    origin = make_origin(model={"files": files})
+    [finding] = program_findings(origin)
+    assert not finding.fatal
+    assert "shop 3 is the result of a program, which may write other bits" in str(finding)

@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from rekindle.documents import ModelFile
+from rekindle.errors import ConfigError
+from rekindle.operations.reproduce import reproduction
+from rekindle.operations.reproduce.reproduction import Request
 from rekindle.project.template import create
+from rekindle.release.origin import Origin, RunFile
 from tests.commands import Shell, shell
 from tests.waiting import until
 
@@ -39,6 +44,64 @@ DOWNLOAD = """from urllib.parse import urlsplit
     Store(uri.netloc, os.environ["S3_ENDPOINT_URL"]).download(uri.path[1:], out / "raw")
     rows = np.concatenate([np.genfromtxt(file, delimiter=",", skip_header=1, dtype="float32")
                            for file in sorted((out / "raw").iterdir())])"""
+
+
+PROGRAM_JOB = {"spec": {"templates": [{"resource": {"manifest": "-m rekindle.program.agent"}}]}}
+ORDINARY_JOB = {"spec": {"templates": [{"resource": {"manifest": "-m rekindle.training"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("section", "manifest"),
+    [
+        ({"program": {"command": ["sh", "-c", "id"]}}, ORDINARY_JOB),
+        ({"mine": {"command": ["sh", "-c", "id"]}}, PROGRAM_JOB),
+    ],
+)
+def test_a_client_of_the_bucket_cannot_choose_a_command_that_runs_on_this_machine(
+    section: dict[str, Any],
+    manifest: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"data": {"source": "https://example.org/data.csv"}} | section
+    run = RunFile(
+        parameters={"config": json.dumps(config)},
+        manifest={},
+        python="3.11",
+        packages=[],
+        modules=[],
+        code={},
+    )
+    # the files that the hash of the release covers are the weights of a model
+    model = ModelFile(sha256="ab", workload="steps.shop")
+    commit = {"git_sha": "0" * 40}
+    origin = Origin("shop", "3", "releases/shop/1/", "ab", commit, {}, model, run, {})
+
+    monkeypatch.setattr(reproduction, "LocalCluster", FakeCluster)
+    monkeypatch.setattr(reproduction.Store, "from_env", lambda: None)
+    monkeypatch.setattr(reproduction, "read", lambda *_: origin)
+    monkeypatch.setattr(reproduction.checks, "find_commit", lambda sha: sha)
+    monkeypatch.setattr(reproduction, "check_out", lambda commit, folder: tmp_path)
+    monkeypatch.setattr(reproduction, "render", lambda *_: manifest)
+    started = list[str]()
+    monkeypatch.setattr(reproduction, "run_pipeline", lambda *_: started.append("run"))
+
+    with pytest.raises(ConfigError, match="runs a program, but shop 3 has the weights"):
+        reproduction.reproduce(tmp_path, Request("shop", ignore_errors=True), lambda _: None)
+    assert not started
+
+
+class FakeCluster:
+    """A home without services."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def configmap(self, name: str) -> dict[str, str]:
+        return {}
+
+    def secret(self, name: str) -> dict[str, str]:
+        return {}
 
 
 @pytest.fixture(scope="module")

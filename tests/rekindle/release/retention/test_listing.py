@@ -1,18 +1,22 @@
 """Documents and addresses of others do not stop retention."""
 
 import json
+import uuid
 from collections.abc import Callable
 
 import pytest
+from pydantic import BaseModel
 
 from rekindle.errors import TrackingError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.mlflow_api import ModelVersion
 from rekindle.names import RunName
+from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release
 from rekindle.release.retention.listing import (
     RegisteredVersions,
     find_record_id,
+    find_trial_ids,
     list_addresses,
     make_inputs_function,
 )
@@ -49,3 +53,41 @@ def test_a_search_whose_page_token_repeats_is_an_error(
         monkeypatch.setenv(MLFLOW_TRACKING_URI, server.url)
         with pytest.raises(TrackingError, match=f'{path} with the page token "same" again'):
             search()
+
+
+def test_a_client_of_mlflow_cannot_have_a_foreign_record_removed_as_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent, trial, foreign = "a" * 32, "b" * 32, "c" * 32
+
+    def describe_run(run_id: str, tags: dict[str, str]) -> dict[str, object]:
+        info = {"run_id": run_id, "experiment_id": "1", "status": "FINISHED", "artifact_uri": ""}
+        listed_tags = [{"key": name, "value": text} for name, text in tags.items()]
+        return {"info": info, "data": {"tags": listed_tags}}
+
+    def answer(method: str, path: str, model: type[BaseModel], **_: object) -> BaseModel:
+        if path == "mlflow/runs/get":
+            return model.model_validate_json(json.dumps({"run": describe_run(parent, {})}))
+
+        tags = {"rekindle.workflow": "demo-x7k2p.trial-1", "mlflow.parentRunId": parent}
+        runs = [describe_run(run_id, tags) for run_id in (trial, foreign)]
+        return model.model_validate_json(json.dumps({"runs": runs}))
+
+    monkeypatch.setattr(listing, "request", answer)
+    run = RunName("demo-x7k2p")
+    assert find_trial_ids(parent, run, [trial]) == [trial]
+    assert find_trial_ids(parent, run, []) == []
+
+
+def test_the_trials_of_a_sweep_stay_known_when_it_is_resumed_and_ends(s3: Store) -> None:
+    run = RunName(f"demo-{uuid.uuid4().hex[:8]}")
+    workflow = {"metadata": {"name": run}}
+    ownership.begin(s3, workflow, "demo")
+    ownership.record_trial(s3, run, "a" * 32)
+    ownership.record_trial(s3, run, "a" * 32)
+    ownership.begin(s3, workflow, "demo", is_first=False)
+    ownership.record_trial(s3, run, "b" * 32)
+    ownership.end(s3, workflow, "demo", succeeded=True)
+    mark = ownership.read(s3, run)
+    assert mark
+    assert mark.trial_ids == ["a" * 32, "b" * 32]

@@ -97,6 +97,19 @@ def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
     assert all(reason in text for text in breaches)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e6, 1e9, 1e302])
+def test_any_number_of_requests_is_judged(factor: float) -> None:
+    """The first term of the tail is too small for a float, and the tail has many terms."""
+    many = (600_000 * factor, 1_000_000 * factor, 400_000 * factor, 1_000_000 * factor)
+    assert compute_errors_p_value(*many) == 0
+
+
+def test_few_errors_more_among_many_requests_are_not_significant() -> None:
+    assert compute_errors_p_value(1001, 10**6, 1000, 10**6) > 0.4
+    assert compute_errors_p_value(10**6 + 1, 10**12, 10**6, 10**12) > 0.4
+    assert compute_errors_p_value(10**6 + 10**4, 10**12, 10**6, 10**12) < 1e-5
+
+
 def test_the_false_alarm_rates_are_as_promised() -> None:
     draw = np.random.default_rng(1)
     errors = [

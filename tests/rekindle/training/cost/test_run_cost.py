@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import InvalidDocument
 from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
@@ -204,3 +205,12 @@ def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text
     }
     assert tariff.read_recorded_manifest(workflow) is workflow
     assert tariff.read_prices(workflow) is None
+
+
+@pytest.mark.parametrize("costs", ['{"a": 1e308, "b": 1e308}', '{"a": -1}'])
+def test_recorded_costs_that_no_training_can_have_are_one_error(
+    manifest: dict[str, Any], costs: str
+) -> None:
+    status = {"nodes": pod_node("w.report", "report", 0, 10, training_costs=costs)}
+    with pytest.raises(InvalidDocument, match=r"training_costs of w\.report is malformed"):
+        compute_run_costs(status, manifest, EXAMPLE)

@@ -277,3 +277,86 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
 def test_a_timeline_can_be_drawn_of_any_run(lines: list[tuple[Any, ...]], tmp_path: Path):
     draw(summary_of(*lines), tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_saves_of_a_program_that_does_not_tell_its_steps_are_not_called_steps():
+    text = story(
+        (0, "run", {"program": True, "device": "cpu", "unit": "checkpoints"}),
+        *start("a", "b"),
+        step(3, 1),
+        lost(4, "b"),
+        (4, "open", {"hard": True}),
+        generation(4.5, 2, 1, "a"),
+        (4.5, "restored", {"step": 1, "tier": "disk"}),
+        step(5, 12),
+        (6, "complete", {"step": 12}),
+    )
+    assert "2 workers wrote 12 checkpoints in" in text[0]
+    assert text[1].startswith("b was lost (connection closed) at checkpoint 1; the others")
+    assert text[2] == "checkpoint 1 was restored from the node's disk."
+
+
+def test_the_steps_before_the_first_report_of_a_program_were_trained():
+    run = (2, "run", {"program": True, "device": "cpu"})
+    restored = (2, "restored", {"step": 20, "tier": "durable"})
+    began = start("a")[:-1]
+    assert "1 worker trained 50 steps in" in story(*began, run, step(10, 50))[0]
+    assert "trained 30 steps (20 to 50) in" in story(*began, run, restored, step(10, 50))[0]
+
+    again = [(5, "killed", {"name": "a"}), generation(6, 2, -1, "a")]
+    restored = (7, "restored", {"step": 20, "tier": "disk"})
+    text = story(*began, run, *again, restored, step(10, 50))
+    assert "1 worker trained 50 steps in" in text[0]
+
+
+def test_a_killed_process_of_a_program_is_a_loss():
+    text = story(
+        (0, "run", {"program": True, "device": "cpu"}),
+        *start("a", "b"),
+        step(3, 10),
+        (5, "killed", {"name": "b"}),
+        (5, "open", {"hard": True}),
+        generation(6, 2, 10, "a", "b"),
+        (6, "restored", {"step": 10, "tier": "disk"}),
+        step(9, 20),
+    )
+    assert text[1].startswith(
+        "b was lost (a process of the program was killed) at step 10; the others continued 1 s"
+    )
+
+
+def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
+    # the others know step 30, whose checkpoint was not complete
+    text = story(
+        (0, "run", {"program": True, "device": "cpu"}),
+        *start("a", "b"),
+        step(4, 20),
+        step(6, 40),
+        lost(7, "b"),
+        (7, "open", {"hard": True}),
+        generation(7, 2, 40, "a"),
+        (8, "restored", {"step": 20, "tier": "durable"}),
+        step(9, 30),
+    )
+    assert text[1] == (
+        "b was lost (connection closed) at step 40; the others continued 0 s later. 6"
+        " worker-seconds of work since its last save was repeated."
+    )
+
+
+def test_the_work_that_a_program_repeats_is_told():
+    text = story(
+        (0, "run", {"program": True, "device": "cpu"}),
+        *start("a", "b"),
+        step(3, 10),
+        lost(5, "b"),
+        (5, "open", {"hard": True}),
+        generation(6, 2, 10, "a"),
+        (6, "restored", {"step": 10, "tier": "disk"}),
+        (7, "unsaved", {"seconds": 1.5}),
+        (8, "progress", {"percentage": 45, "seconds_left": 180}),
+    )
+    assert "45 % are done, about 3 min 00 s are left." in text[0]
+    assert text[1].endswith("4 worker-seconds of work since its last save was repeated.")
+    assert text[2] == "step 10 was restored from the node's disk."
+    assert text[3] == "the program stopped on SIGTERM without a save: 1.5 s of work were repeated."

@@ -8,8 +8,8 @@ from typing import Any
 
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import Coordinator
-from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, MembershipStateMachine
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.membership.state_machine import MembershipStateMachine
+from rekindle.training.spec import JOIN_TIMEOUT_S, TrainingSpec
 from tests.ports import free_port, listens
 from tests.rekindle.training.crew import SECRET
 from tests.waiting import until

@@ -1,15 +1,15 @@
 """Prometheus metrics of a training: steps, loss, members and losses."""
 
 import asyncio
-
-import pytest
+from contextlib import suppress
 
 from rekindle.training.membership.metrics_endpoint import (
     MAX_REQUESTS,
     MAX_STEP_TIMES,
     MetricsExporter,
 )
-from rekindle.training.membership.state_machine import JOIN_TIMEOUT_S, MembershipStateMachine
+from rekindle.training.membership.state_machine import MembershipStateMachine
+from rekindle.training.spec import JOIN_TIMEOUT_S
 from tests.rekindle.training.membership.members import config, hello
 
 
@@ -102,7 +102,18 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
 
 def test_malformed_events_do_not_change_the_metrics() -> None:
     exporter = exporter_of_a_training()
-    exporter.note("step", step="many")
-    with pytest.raises(KeyError):
-        exporter.note("loss")
-    assert values(exporter.format_metrics())["step"] == 2
+    wrong_events: list[tuple[str, dict[str, object]]] = [
+        ("step", {"step": "many"}),
+        ("run", {"steps": "many"}),
+        ("loss", {}),
+        ("loss", {"loss": 10**400}),
+        ("loss", {"loss": "nan"}),
+    ]
+    for event, fields in wrong_events:
+        with suppress(ValueError):
+            exporter.note(event, **fields)
+
+    seen = values(exporter.format_metrics())
+    assert seen["step"] == 2
+    assert seen["steps"] == 40
+    assert "loss" not in seen

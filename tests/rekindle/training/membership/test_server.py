@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rekindle.training.membership.state_machine import (
     HANG_CHECK_TIMEOUT_S,
-    JOIN_TIMEOUT_S,
     MAX_CRASHES,
     MAX_FRUITLESS_GROUPS,
     REMINDER_INTERVAL_S,
     MembershipStateMachine,
 )
+from rekindle.training.spec import JOIN_TIMEOUT_S
 from tests.rekindle.training.membership.members import config, hello, started
 
 NAMES = list("abcdef")

@@ -3,11 +3,14 @@ time."""
 
 import json
 import random
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from argolocal.common.json_text import to_json
+from argolocal.errors import InvalidDocument
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.sweep import sweep_report
@@ -213,3 +216,49 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study)
     assert f"{len(study.read())} of 9 trials were started" in first, others
     assert len(others) >= 2, others
     assert any(line.startswith("train.learning_rate: 0.") for line in others), others
+
+
+WRONG_DECISIONS: list[dict[str, Any]] = [
+    {"trial": 1, "rung": 0, "settings": {"model.width": "1; touch X"}, "attrs": {}},
+    {"trial": 1, "rung": 0, "settings": {"model.width": [1]}, "attrs": {}},
+    {"trial": 1, "rung": 0, "settings": {"model.width": 10**90}, "attrs": {}},
+    {"trial": 1, "rung": 0, "settings": {"model.width": True}, "attrs": {}},
+    {"trial": 1, "rung": 0, "settings": {}, "attrs": {}},
+    {"trial": 1, "rung": 0, "settings": {"model.width": 8, "model.other": 1}, "attrs": {}},
+    {"trial": 0, "rung": 0, "settings": {"model.width": 8}, "attrs": {}},
+    {"trial": 2, "rung": 0, "settings": {"model.width": 8}, "attrs": {}},
+    {"trial": 10**90, "rung": 0, "settings": {"model.width": 8}, "attrs": {}},
+    {"trial": 1, "rung": 1, "settings": {"model.width": 8}},
+    {"trial": 0, "rung": 1, "settings": None},
+    {"trial": 0, "rung": 2},
+    {"trial": 1, "stop": {"limit": 1, "hours": 2, "expected": 3}},
+    {"settings": {}, "stop": {"limit": 1, "hours": 2, "expected": 3}},
+]
+
+
+@pytest.mark.parametrize("decision", WRONG_DECISIONS)
+def test_a_decision_that_the_sweep_could_not_have_made_is_refused(
+    s3: Store, decision: dict[str, Any]
+) -> None:
+    space = {"model": {"width": {"low": 4, "high": 16}}}
+    sweep = Sweep.model_validate({"space": space, "trials": 3, "rungs": 2})
+    root = f"{uuid.uuid4().hex}/search"
+    first = {"trial": 0, "rung": 0, "pod": 0, "settings": {"model.width": 8}, "attrs": {}}
+    for number, record in enumerate((first, decision)):
+        s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
+
+    study = Study(s3, root, sweep)
+    with pytest.raises(InvalidDocument, match=r"00001\.json is malformed"):
+        study.read()
+
+    assert [trial.settings for trial in study.trials()] == [{"model.width": 8}]
+    assert sweep_report.format_table(study)
+
+
+@pytest.mark.parametrize("seconds", [1e308, -1.0])
+def test_impossible_seconds_of_a_trial_are_refused(s3: Store, seconds: float) -> None:
+    sweep = Sweep.model_validate({"space": SPACE})
+    study = Study(s3, f"{uuid.uuid4().hex}/search", sweep)
+    s3.put(f"{study.root}/seconds/a.json", json.dumps({"0/0": seconds}).encode())
+    with pytest.raises(InvalidDocument, match=r"seconds/a\.json is malformed"):
+        study.read_hours()

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,21 +34,22 @@ COMMON = {
 }
 
 
-def make_study(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
-    """Return a study of three trials (the last one diverges), and the command of its only pod."""
+def make_study(
+    s3: Store, root: str, rungs: int, widths: Sequence[int] = ()
+) -> tuple[Study, list[str]]:
+    """Return a study of three trials (the last one diverges), and the command of its only pod;
+    `widths`: the width of each trial's model."""
+    space = SPACE | ({"model": {"width": list(widths)}} if widths else {})
     sweep = Sweep.model_validate(
-        {"space": SPACE, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1}
+        {"space": space, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1}
     )
     study = Study(s3, root, sweep)
 
     for number, rate in enumerate((0.01, 0.02, 1e30)):
-        record = {
-            "trial": number,
-            "rung": 0,
-            "pod": 0,
-            "settings": {"train.learning_rate": rate},
-            "attrs": {},
-        }
+        settings: dict[str, float] = {"train.learning_rate": rate}
+        if widths:
+            settings["model.width"] = widths[number]
+        record = {"trial": number, "rung": 0, "pod": 0, "settings": settings, "attrs": {}}
         s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
 
     values = {"sweep": sweep.model_dump(mode="json"), "root": root, **COMMON}
@@ -104,9 +106,7 @@ def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: 
 def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_continues(
     crew: Crew, s3: Store
 ) -> None:
-    study, argv = make_study(s3, "crashed/search", 1)
-    record = {"trial": 1, "rung": 0, "pod": 0, "settings": {"model.width": -1}, "attrs": {}}
-    s3.put("crashed/search/jobs/00001.json", json.dumps(record).encode())
+    study, argv = make_study(s3, "crashed/search", 1, widths=(8, -1, 16))
     pod = crew._start("crashed", argv, {})
     assert pod.code() == 0, pod.said()
     assert "crashed 3 times" in study.read()[1].failure

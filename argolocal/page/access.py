@@ -1,0 +1,78 @@
+"""ASGI middleware: the login of a browser, and the headers that keep a page from running code of
+others."""
+
+import hmac
+from html import escape
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from argolocal.common import program
+from argolocal.page.login import Login, NewSession, Refusal
+
+# no inline scripts and no other origin: texts of runs can contain markup, but run nothing
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+FORM_TOKEN = "form_token"  # key of the request's scope, and name of the field  # nosec B105
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    # with "no-referrer", browsers send forms of this page with the origin "null"
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Access:
+    """Answers only requests of the user whose token it has."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app = app
+        # derived from the token, so that open pages continue to work after a restart
+        session = hmac.digest(token.encode(), b"session of the page", "sha256").hex()
+        # a form of this page contains it, so that no other page can send the form
+        self.form_token = hmac.digest(token.encode(), b"forms of the page", "sha256").hex()
+        hint = f"open the address that `{program.name} ui` prints."
+        self.login = Login(token, f"{program.name}-page-{port}", session, hint)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        scope[FORM_TOKEN] = self.form_token
+        answer = self._answer(scope)
+        await (answer or self.app)(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that the page must not receive, else None."""
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+
+        path = scope["raw_path"].decode("latin-1")
+        target = f"{path}?{scope['query_string'].decode('latin-1')}"
+
+        match self.login.check(scope["method"], target, headers):
+            case NewSession(cookie):
+                # a page, because a request after an HTTP redirect would still count as cross-site
+                # and lack the SameSite=Strict cookie
+                address = escape(f"http://{headers['host'][0]}{path}")
+                page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
+                return HTMLResponse(page, headers={"Set-Cookie": cookie})
+            case Refusal(status, message):
+                return JSONResponse({"error": message}, status)
+            case None:
+                return None

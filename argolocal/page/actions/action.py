@@ -1,0 +1,130 @@
+"""The interface of the actions of a page, such as stopping a run.
+
+A user confirms each action: GET shows its plan and the command that does the same, POST does it.
+Both work without JavaScript.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from argolocal.common import program
+from argolocal.errors import ConfigError
+from argolocal.page.sources import Run
+
+MAX_VALUE_LENGTH = 10_000
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value that an action needs. `choices`: all permitted values, if they are limited."""
+
+    name: str
+    label: str
+    value: str = ""
+    choices: list[str] = field(default_factory=list)
+    is_required: bool = False
+    kind: str = "text"
+    """"text" or "number"."""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An action that is possible now. `effect`: a sentence about its effect; `command`: the
+    command line that does the same; `back`: the page to return to; `ends_something`: it ends
+    processes or replaces a version."""
+
+    name: str
+    title: str
+    effect: str
+    command: str
+    address: str
+    back: str
+    ends_something: bool = False
+    fields: list[Field] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An action that was done: a sentence, and the address of the page that shows the result."""
+
+    message: str
+    address: str
+
+
+class Action(Protocol):
+    """An action on a run."""
+
+    name: str
+
+    def plan(self, run: Run) -> Plan | None:
+        """Return the plan of the action, or None if it does not apply to the run now."""
+        ...
+
+    def perform(self, run: Run, values: Mapping[str, str]) -> Outcome:
+        """Do the action. `values`: one value for each field of the plan. Raises ConfigError."""
+        ...
+
+
+class PageAction(Protocol):
+    """An action on something other than a run. `path`: its address, with parameters in braces."""
+
+    path: str
+    section: str
+
+    def plan(self, parameters: Mapping[str, str]) -> Plan | None:
+        """Return the plan of the action for the parameters of an address, or None if it does not
+        apply."""
+        ...
+
+    def perform(self, parameters: Mapping[str, str], values: Mapping[str, str]) -> Outcome:
+        """Do the action. Raises ConfigError."""
+        ...
+
+
+def address_of(run: str, action: str) -> str:
+    """Return the address of an action on a run."""
+    return f"/runs/{run}/actions/{action}"
+
+
+def command_line(*arguments: str) -> str:
+    """Return a command line of this program for a shell."""
+    return shlex.join([program.name, *arguments])
+
+
+def parameter_flags(values: Mapping[str, str]) -> list[str]:
+    """Return the options `-p NAME=VALUE` of a command."""
+    return [flag for name, value in values.items() for flag in ("-p", f"{name}={value}")]
+
+
+def select_values(fields: Iterable[Field], form: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a form for these fields. Raises ConfigError for an unknown field, and
+    for a missing or forbidden value."""
+    values = {}
+    fields_by_name = {item.name: item for item in fields}
+    unknown_names = form.keys() - fields_by_name.keys()
+    if unknown_names:
+        choices = ", ".join(fields_by_name) or "none"
+        raise ConfigError(
+            f"the action does not have a field {sorted(unknown_names)[0]!r}: its fields are"
+            f" {choices}."
+        )
+
+    for name, item in fields_by_name.items():
+        value = form.get(name, item.value)
+        if len(value) > MAX_VALUE_LENGTH:
+            raise ConfigError(
+                f"{item.label} has {len(value):,} characters: at most {MAX_VALUE_LENGTH:,} are"
+                " possible."
+            )
+        if item.is_required and not value:
+            raise ConfigError(f"{item.label} is missing: give a value.")
+        if item.choices and value not in item.choices:
+            raise ConfigError(
+                f"{item.label} is {value!r}: it must be one of {', '.join(item.choices)}."
+            )
+        values[name] = value
+
+    return values

@@ -1,0 +1,69 @@
+"""Commands that actions start. A command outlives the page, as if a user had started it in a
+terminal; its output goes to a file in the home."""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from argolocal.common import homes, program
+from argolocal.common.processes import python_command
+from argolocal.errors import ArgolocalError
+
+FOLDER = "page"  # folder in the home with the output of the commands
+START_TIMEOUT_S = 20.0
+CHECK_INTERVAL_S = 0.05
+
+
+class CommandFailed(ArgolocalError):
+    """A command ended before it did its work."""
+
+
+@dataclass(frozen=True)
+class StartedCommand:
+    """A command of this program that runs, and the file with its output."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    def wait_until(self, is_done: Callable[[], bool], seconds: float = START_TIMEOUT_S) -> None:
+        """Wait until the work of the command is visible, for at most `seconds`. Raises
+        CommandFailed if the command has failed before, with the end of its output."""
+        deadline = time.monotonic() + seconds
+        while not is_done():
+            code = self.process.poll()
+            if code == 0 or is_done() or time.monotonic() > deadline:
+                return
+            if code is not None:
+                lines = self.output.read_text(errors="replace").strip().splitlines()
+                reason = lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
+                raise CommandFailed(reason)
+            time.sleep(CHECK_INTERVAL_S)
+
+
+class Commands:
+    """Starts commands of this program for one home. `environ`: their environment."""
+
+    def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
+        self.home = home.resolve()
+        self.environ = dict(environ) | {program.variable("HOME"): str(self.home)}
+
+    def start(self, *arguments: str) -> StartedCommand:
+        """Start a command, in a session of its own."""
+        homes.make(self.home)
+        folder = self.home / FOLDER
+        folder.mkdir(exist_ok=True)
+        output = folder / f"{arguments[0]}-{time.time_ns()}.log"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                python_command("-m", program.name, *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=self.environ,
+            )
+        Thread(target=process.wait, name="command", daemon=True).start()
+        return StartedCommand(process, output)

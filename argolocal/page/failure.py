@@ -1,0 +1,243 @@
+"""The failure of a run: the step that failed, its message, the line of the user's code, and the
+lines of the log around the error."""
+
+import re
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import causes, program
+from argolocal.engine.order import NAME_OR_RESULT
+from argolocal.manifest.allowed_values import FAILED
+from argolocal.page.log_files import LogFile, find_log_with_error, read_end
+from argolocal.page.sources import Run
+from argolocal.view import summary
+from argolocal.view.summary import FINISHED
+
+GROUP_TYPES = (*summary.GROUP_TYPES, "Retry")
+LOG_BYTES = 65_536
+LINES_BEFORE_ERROR = 3
+MAX_LOG_LINES = 18
+MAX_CAUSE_CHARACTERS = 600
+
+FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+# a location in a message, such as "(train.py, line 12)"
+LOCATION = re.compile(r"\(([^()\s,]+\.\w+), line (\d+)\)")
+BASH_LOCATION = re.compile(r"^(\S+\.sh|bash): line (\d+): ", re.MULTILINE)
+# folders of files that the user has not written
+LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
+EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: .*)?$")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed step. `node`: address of the step in the graph. `location`: FILE:LINE of the user's
+    code. `log`: lines around the error in the log of `pod`; `error_line`: index of the error."""
+
+    step: str
+    node: str
+    cause: str
+    message: str
+    location: str = ""
+    pod: str = ""
+    log: list[str] = field(default_factory=list)
+    error_line: int = -1
+    other_failures: list[str] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """The failure as one line."""
+        details = f" ({self.message})" if self.message and self.message not in self.cause else ""
+        location = f" at {self.location}" if self.location else ""
+        return f"{self.step}: {self.cause or 'failed'}{details}{location}"
+
+
+def describe_failure(run: Run, logs: Mapping[str, LogFile] | None = None) -> str:
+    """Return the failure of a run as one line, or its message if no step has failed.
+
+    `logs`: log of each pod; without logs, the line contains only the message of the step.
+    """
+    failure = find_failure(run, logs or {})
+    if failure:
+        return failure.sentence
+    return run_message(run)
+
+
+def run_message(run: Run) -> str:
+    """Return the message of the run itself."""
+    return causes.extract_cause(str(run.status.get("message") or ""))
+
+
+def find_failure(run: Run, logs: Mapping[str, LogFile]) -> Failure | None:
+    """Return the failure that explains the end of a failed run, else None."""
+    if run.phase not in FAILED:
+        return None
+
+    failed_nodes = find_failed_nodes(run)
+    if not failed_nodes:
+        return None
+
+    node = failed_nodes[0]
+    pod = summary.pod_of(run.name, node)
+    log = logs.get(pod) or _log_of_job(run, node, logs)
+    text = read_end(log, LOG_BYTES) if log else ""
+    lines, error_line = lines_around_error(text)
+
+    message = causes.extract_cause(_root_message(run, node))
+    cause = _error_of_log(text) or message
+    return Failure(
+        step=step_name(run.name, node["name"]),
+        node=address_of(run.name, node["name"]),
+        cause=cause[:MAX_CAUSE_CHARACTERS],
+        message=message[:MAX_CAUSE_CHARACTERS],
+        location=find_location(text) or find_location(message),
+        pod=log.name if log else "",
+        log=lines,
+        error_line=error_line,
+        other_failures=[address_of(run.name, other["name"]) for other in failed_nodes[1:]],
+    )
+
+
+def address_of(run: str, node_name: str) -> str:
+    """Return the address of a node in the graph: its name without the name of the run."""
+    return node_name.removeprefix(run).lstrip(".") or run
+
+
+def step_name(run: str, node_name: str) -> str:
+    """Return the name of a step for users, without the numbers of groups and attempts."""
+    name = re.sub(r"\[\d+\]\.?", ".", address_of(run, node_name))
+    return causes.ATTEMPT.sub("", name).strip(".").replace("..", ".")
+
+
+def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
+    """Return the failed steps, first the step that made the run fail.
+
+    A failure that a retry has repaired is not a failed step. Failures of exit handlers, and
+    failures that the manifest allows, are last.
+    """
+    nodes = {node["name"]: node for node in list((run.status.get("nodes") or {}).values())}
+    tolerated_tasks = _tolerated_tasks(run)
+    failures: dict[str, Mapping[str, Any]] = {}
+
+    for name, node in nodes.items():
+        if node["phase"] not in FAILED or node["type"] in GROUP_TYPES:
+            continue
+
+        step = causes.ATTEMPT.sub("", name)
+        retry = nodes.get(step, {})
+        is_attempt = step != name and retry.get("type") == "Retry"
+        if is_attempt and retry["phase"] in FINISHED - FAILED:
+            continue
+        # the last attempt explains the failure of a retried step
+        current = failures.get(step)
+        if not current or causes.attempt_number(current["name"]) < causes.attempt_number(name):
+            failures[step] = node
+
+    def order(node: Mapping[str, Any]) -> tuple[bool, bool, bool, str]:
+        is_hook = ".onExit" in node["name"] or ".hooks." in node["name"]
+        task = str(node.get("displayName")).partition("(")[0]
+        message = str(node.get("message") or "")
+        was_stopped = causes.STOPPED.search(message) is not None
+        return is_hook, task in tolerated_tasks, was_stopped, node.get("finishedAt") or "~"
+
+    return sorted(failures.values(), key=order)
+
+
+def _tolerated_tasks(run: Run) -> set[str]:
+    """Return the names of the tasks after whose failure the run continues."""
+    tolerated_tasks: set[str] = set()
+    spec = run.status.get("storedWorkflowTemplateSpec") or run.spec
+    for template in spec.get("templates") or []:
+        groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+        for task in (task for group in groups for task in group):
+            if any((task.get("continueOn") or {}).values()):
+                tolerated_tasks.add(task["name"])
+            for match in NAME_OR_RESULT.finditer(task.get("depends") or ""):
+                name, _, result = match[0].partition(".")
+                if result in ("Failed", "Errored", "AllFailed"):
+                    tolerated_tasks.add(name)
+    return tolerated_tasks
+
+
+def _root_message(run: Run, node: Mapping[str, Any]) -> str:
+    """Return the message of a node or, if it only refers to other attempts, of another attempt."""
+    message = str(node.get("message") or "")
+    if not causes.is_secondary(message):
+        return message
+    step = causes.ATTEMPT.sub("", node["name"])
+    attempts = [
+        str(other.get("message") or "")
+        for other in list(run.status["nodes"].values())
+        if causes.ATTEMPT.sub("", other["name"]) == step
+    ]
+    return causes.find_root_message(message, attempts)
+
+
+def _log_of_job(run: Run, node: Mapping[str, Any], logs: Mapping[str, LogFile]) -> LogFile | None:
+    """Return the log that explains the failure of a job or Deployment that a step has applied."""
+    prefix = f"{run.name}-{causes.ATTEMPT.sub('', str(node.get('displayName')))}-"
+    return find_log_with_error(log for pod, log in logs.items() if pod.startswith(prefix))
+
+
+def lines_around_error(text: str) -> tuple[list[str], int]:
+    """Return the lines of a log around its last error, or else its last lines; and the index of the
+    error in these lines, or -1."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    errors = [index for index, line in enumerate(lines) if summary.ERROR.match(line)]
+    if not errors:
+        return lines[-10:], -1
+
+    error = errors[-1]
+    first = error
+    # an `error:` line after a traceback summarizes it: show the traceback, too
+    if len(errors) > 1 and first - errors[-2] < MAX_LOG_LINES - LINES_BEFORE_ERROR:
+        first = errors[-2]
+
+    start = max(0, first - LINES_BEFORE_ERROR)
+    shown_lines = lines[start : start + MAX_LOG_LINES]
+    if lines[error].startswith("Traceback"):
+        following = enumerate(lines[error + 1 :], error + 1)
+        error = next((index for index, line in following if EXCEPTION.match(line)), error)
+    return shown_lines, error - start if error - start < len(shown_lines) else -1
+
+
+def _error_of_log(text: str) -> str:
+    """Return the error at the end of a log: the text of its last `error: ` line, or the exception
+    of its last traceback."""
+    error = summary.last_error(text)
+    if error:
+        return error
+    _, traceback, rest = text.rpartition("Traceback (most recent call last)")
+    if not traceback:
+        return ""
+    lines = rest.splitlines()[1:]
+    return next((line for line in lines if EXCEPTION.match(line)), "")
+
+
+def find_location(text: str) -> str:
+    """Return FILE:LINE of the user's code in a log or message, or ""."""
+    frames = FRAME.findall(text)
+    if frames:
+        return ":".join(_last_frame_of_user(frames))
+    match = LOCATION.search(text) or BASH_LOCATION.search(text)
+    if match:
+        return f"{match[1]}:{match[2]}"
+    return ""
+
+
+def _last_frame_of_user(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    frames = list(frames)
+    packages = Path(__file__).parents[2]
+    library_folders = (
+        sysconfig.get_path("stdlib"),
+        f"{packages}/argolocal/",
+        f"{packages}/{program.name}/",
+    )
+    users_frames = [
+        frame
+        for frame in frames
+        if not LIBRARIES.search(frame[0]) and not frame[0].startswith(library_folders)
+    ]
+    return (users_frames or frames)[-1]

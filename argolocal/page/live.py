@@ -1,0 +1,164 @@
+"""Server-sent events: a page that is open learns that its run, or the list of runs, has changed.
+
+An event contains only the new version. The page then requests itself again, so the server renders
+each version once for all viewers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+CHECK_INTERVAL_S = 0.2
+# A page that changes many times in a second is rendered only this often. Together with
+# CHECK_INTERVAL_S, this limits the age of a page on the screen.
+CHANGE_INTERVAL_S = 0.5
+# maximum share of one core for checking one subject, and for rendering its page again and again
+CHECK_SHARE = 0.01
+RENDER_SHARE = 0.25
+MAX_CHECK_INTERVAL_S = 2.0
+MAX_CHANGE_INTERVAL_S = 10.0
+# proxies and browsers close a connection that is silent for longer
+KEEP_ALIVE_S = 15.0
+RECONNECT_MS = 1000
+
+log = logging.getLogger("uvicorn.error")
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events. Its generator is closed as soon as the viewer leaves."""
+
+    def __init__(self, events: AsyncGenerator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.events = events
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.events):
+            await super().stream_response(send)
+
+
+class Subject:
+    """A run, a log, or the list of runs, which at least one viewer has open."""
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.viewers = 0
+        self.task: asyncio.Task[None] | None = None
+        # set at the next change, and then replaced
+        self.changed = asyncio.Event()
+
+    def change(self, version: str) -> None:
+        self.version = version
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Watchers:
+    """Watches each subject once, for all of its viewers, and only while it has viewers.
+
+    Its methods are called only in the thread of the event loop.
+    """
+
+    def __init__(
+        self,
+        read_version: Callable[[str], str],
+        render_seconds: Callable[[str], float] = lambda subject: 0.0,
+        change_interval_s: float = CHANGE_INTERVAL_S,
+    ) -> None:
+        """`read_version`: returns the version of a subject. `render_seconds`: returns the duration
+        of the last rendering of its page."""
+        self.read_version = read_version
+        self.render_seconds = render_seconds
+        self.change_interval_s = change_interval_s
+        self.subjects: dict[str, Subject] = {}
+
+    async def versions(self, name: str) -> AsyncGenerator[str | None]:
+        """Yield the current version of a subject, then each new version. Yields None after
+        KEEP_ALIVE_S without a change."""
+        subject = self._enter(name)
+        try:
+            shown: str | None = None
+            while True:
+                # no `await` between this line and the comparison, so that no change is missed
+                changed = subject.changed
+                if subject.version is not None and subject.version != shown:
+                    shown = subject.version
+                    yield shown
+                    continue
+                try:
+                    await asyncio.wait_for(changed.wait(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield None
+        finally:
+            self._leave(name, subject)
+
+    def _enter(self, name: str) -> Subject:
+        subject = self.subjects.get(name)
+        if subject is None:
+            subject = self.subjects[name] = Subject()
+            subject.task = asyncio.create_task(self._watch(name, subject))
+        subject.viewers += 1
+        return subject
+
+    def _leave(self, name: str, subject: Subject) -> None:
+        subject.viewers -= 1
+        if not subject.viewers:
+            del self.subjects[name]
+            if subject.task:
+                subject.task.cancel()
+
+    async def _watch(self, name: str, subject: Subject) -> None:
+        last_change = time.monotonic() - MAX_CHANGE_INTERVAL_S
+        while True:
+            try:
+                version, check_seconds = await run_in_threadpool(self._check, name)
+            except Exception as error:  # for example a home without permissions for a moment
+                log.warning("%s cannot be watched: %s", name or "the list of runs", error)
+                await asyncio.sleep(MAX_CHECK_INTERVAL_S)
+                continue
+
+            now = time.monotonic()
+            change_interval = min(
+                max(self.change_interval_s, self.render_seconds(name) / RENDER_SHARE),
+                MAX_CHANGE_INTERVAL_S,
+            )
+            if version != subject.version and now - last_change >= change_interval:
+                last_change = now
+                subject.change(version)
+
+            pause = max(CHECK_INTERVAL_S, check_seconds / CHECK_SHARE)
+            await asyncio.sleep(min(pause, MAX_CHECK_INTERVAL_S))
+
+    def _check(self, name: str) -> tuple[str, float]:
+        """Return the version of a subject, and the CPU seconds that reading it took."""
+        start = time.thread_time()
+        version = self.read_version(name)
+        return version, time.thread_time() - start
+
+    async def events(self, name: str) -> AsyncGenerator[str]:
+        """Yield the versions of a subject in the format of server-sent events."""
+        yield f"retry: {RECONNECT_MS}\n\n"
+        async with aclosing(self.versions(name)) as versions:
+            async for version in versions:
+                if version is None:
+                    yield ": keep-alive\n\n"
+                else:
+                    yield format_event("version", version)
+
+    async def respond(self, request: Request) -> EventStream:
+        """Answer GET /events?run=NAME, or /events for the list of runs."""
+        return EventStream(self.events(request.query_params.get("run", "")))
+
+
+def format_event(name: str, data: str, id: str = "") -> str:
+    """Format one server-sent event. The data and the id contain no line breaks."""
+    lines = [f"event: {name}", f"data: {data}"]
+    if id:
+        lines.append(f"id: {id}")
+    return "\n".join([*lines, "", ""])

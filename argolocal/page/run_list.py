@@ -1,0 +1,288 @@
+"""The list of runs: one row for each run, filtered by text, state and further facts."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock, Thread
+
+from argolocal.common import causes
+from argolocal.engine.suspend import suspended
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.page.failure import describe_failure
+from argolocal.page.log_files import LogFile
+from argolocal.page.sources import Run, RunSource
+from argolocal.runner.rerun import name_prefix
+from argolocal.view import summary
+from argolocal.view.summary import FINISHED, Step, timestamp
+
+NOT_DONE = {"Failed", "Error", "Omitted"}  # phases in which a step has ended without its work
+
+ROWS_PER_PAGE = 100
+# state in a word → phases of a run
+STATES = {
+    "running": ("Running", "Pending"),
+    "waiting": ("Waiting",),
+    "succeeded": ("Succeeded",),
+    "failed": ("Failed", "Error"),
+    "interrupted": ("Interrupted",),
+    "unreadable": ("Unreadable",),
+}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run in the list. Times are in the format of RFC 3339."""
+
+    name: str
+    pipeline: str
+    state: str
+    message: str = ""
+    """Cause of a failure, with the step that failed."""
+    started: str | None = None
+    finished: str | None = None
+    seconds: float | None = None
+    done: int = 0
+    total: int = 0
+    progress: str = ""
+    """Progress inside of the running step, such as the step and the loss of a training."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Further columns: title → text."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A choice that filters the list, such as the model. `name`: parameter of the
+    address; `title`: the column."""
+
+    name: str
+    title: str
+    choices: list[str]
+    selected: str
+
+
+@dataclass(frozen=True)
+class RunList:
+    """A part of the list of runs. `count`: number of all runs that match the filter."""
+
+    rows: list[RunRow]
+    count: int
+    text: str
+    state: str
+    page: int
+    pages: int
+    states: list[str]
+    columns: list[str]
+    filters: list[Filter] = field(default_factory=list)
+
+
+# name of a run → log of each pod
+ReadLogs = Callable[[str], Mapping[str, LogFile]]
+
+
+class RowReader:
+    """Makes the row of a run. Subclasses know more facts of a run.
+
+    `read_logs`: returns the logs of a run, which explain its failure.
+    """
+
+    filters: tuple[str, ...] = ()
+    """Titles of the facts that can filter the list."""
+
+    def __init__(self, read_logs: ReadLogs = lambda run: {}) -> None:
+        self.read_logs = read_logs
+
+    def pipeline(self, run: Run) -> str:
+        """Return the pipeline of a run: the name of the workflow without its random suffix."""
+        return name_prefix(run.manifest).rstrip("-")
+
+    def facts(self, run: Run) -> Mapping[str, str]:
+        """Return texts for further columns of the list: title → text."""
+        return {}
+
+    def progress(self, name: str, running_steps: Sequence[Step]) -> str:
+        """Return the progress of the running steps of a run, or ""."""
+        return ""
+
+    def row(self, run: Run) -> RunRow:
+        """Return the row of a run, with the current progress of its steps."""
+        steps = _list_steps(run)
+        row = self.make_row(run, steps)
+        return replace(row, progress=self.progress(run.name, _running(steps)))
+
+    def make_row(self, run: Run, steps: Sequence[Step]) -> RunRow:
+        """Return the row of a run with these steps, without the progress of its steps."""
+        message = causes.extract_cause(summary.run_message(run.name, run.status))
+        if state_of(run) == "failed":
+            message = describe_failure(run, self.read_logs(run.name))
+        return make_row(run, steps, self.pipeline(run), message, self.facts(run))
+
+
+@dataclass(frozen=True)
+class _CachedRow:
+    version: str
+    row: RunRow
+    running_steps: Sequence[Step] = ()
+
+
+def state_of(run: Run) -> str:
+    """Return the state of a run as a key of STATES."""
+    if run.phase == "Running" and (
+        run.spec.get("suspend") or next(iter(suspended(run.status)), None)
+    ):
+        return "waiting"
+    return next((state for state, phases in STATES.items() if run.phase in phases), "running")
+
+
+def make_row(
+    run: Run, steps: Sequence[Step], pipeline: str, message: str, facts: Mapping[str, str]
+) -> RunRow:
+    """Return the row of a run with these steps."""
+    status = run.status
+    top_steps = [step for step in steps if step.depth == 0]
+    start = status.get("startedAt")
+    end = status.get("finishedAt")
+
+    seconds = None
+    if start and end:
+        seconds = round(timestamp(end) - timestamp(start), 3)
+
+    return RunRow(
+        name=run.name,
+        pipeline=pipeline,
+        state=state_of(run),
+        message=message,
+        started=run.created,
+        finished=end,
+        seconds=seconds,
+        done=sum(step.phase in FINISHED - NOT_DONE for step in top_steps),
+        total=len(top_steps),
+        facts=facts,
+    )
+
+
+def _list_steps(run: Run) -> list[Step]:
+    return summary.steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
+
+
+def _running(steps: Iterable[Step]) -> list[Step]:
+    return [step for step in summary.leaves(steps) if step.phase == "Running"]
+
+
+class RunRows:
+    """The rows of a source; a row is computed again only if its run has changed.
+
+    Without a filter, only the shown rows are computed; a thread computes the other rows, so that
+    the first list is shown soon.
+    """
+
+    def __init__(self, source: RunSource, reader: RowReader) -> None:
+        self.source = source
+        self.reader = reader
+        self.rows: dict[str, _CachedRow] = {}
+        self.lock = Lock()
+        self.is_filling = False
+
+    def find(self, query: Mapping[str, str]) -> RunList:
+        """Return the rows that match the parameters of an address: `q`, `state`, `page`, and the
+        titles of the reader's filters in lower case."""
+        text = query.get("q", "").strip()
+        state = query.get("state", "")
+        if state and state not in STATES:
+            raise ConfigError(f'the state is "{state}": it must be one of {", ".join(STATES)}.')
+
+        names = self.source.names()
+        for removed_name in self.rows.keys() - set(names):
+            self.rows.pop(removed_name, None)
+
+        selected = {title: query.get(title.lower(), "") for title in self.reader.filters}
+        is_filtered = bool(text or state or any(selected.values()))
+        if is_filtered:
+            names = [row.name for row in self.all(names) if _matches(row, text, state, selected)]
+
+        pages = max(1, -(-len(names) // ROWS_PER_PAGE))
+        number = query.get("page", "1")
+        page = min(pages, max(1, int(number))) if number.isdecimal() and len(number) < 9 else 1
+        shown_names = names[(page - 1) * ROWS_PER_PAGE : page * ROWS_PER_PAGE]
+
+        rows = [self._row_with_progress(name) for name in shown_names]
+        if not is_filtered and len(names) > len(rows):
+            self._fill(names)
+
+        # a model with the name of its pipeline needs no column
+        columns = dict.fromkeys(
+            title
+            for row in rows
+            for title, value in row.facts.items()
+            if value not in ("", row.pipeline)
+        )
+        filters = [self._filter(title, value) for title, value in selected.items()]
+        return RunList(
+            rows, len(names), text, state, page, pages, list(STATES), list(columns), filters
+        )
+
+    def all(self, names: Sequence[str] | None = None) -> list[RunRow]:
+        """Return the rows of all runs, newest first, without the progress of running steps."""
+        return [self._row(name).row for name in (names or self.source.names())]
+
+    def version(self) -> str:
+        """Return a text that changes with every row, and with the progress of running steps."""
+        parts = []
+        for name in self.source.names():
+            parts.append(f"{name}={self.source.version(name)}")
+            cached = self.rows.get(name)
+            if cached and cached.running_steps:
+                parts.append(self.reader.progress(name, cached.running_steps))
+        return "/".join(parts)
+
+    def _filter(self, title: str, selected: str) -> Filter:
+        values = {cached.row.facts.get(title, "") for cached in list(self.rows.values())}
+        choices = sorted(filter(None, values | {selected}))
+        return Filter(title.lower(), title, choices, selected)
+
+    def _fill(self, names: Sequence[str]) -> None:
+        """Compute the rows that are missing in a thread."""
+        with self.lock:
+            if self.is_filling or all(name in self.rows for name in names):
+                return
+            self.is_filling = True
+
+        def fill() -> None:
+            try:
+                self.all(names)
+            finally:
+                self.is_filling = False
+
+        Thread(target=fill, name="rows", daemon=True).start()
+
+    def _row_with_progress(self, name: str) -> RunRow:
+        cached = self._row(name)
+        if not cached.running_steps:
+            return cached.row
+        return replace(cached.row, progress=self.reader.progress(name, cached.running_steps))
+
+    def _row(self, name: str) -> _CachedRow:
+        version = self.source.version(name)
+        cached = self.rows.get(name)
+        if cached and cached.version == version:
+            return cached
+
+        try:
+            run = self.source.read(name)
+            steps = _list_steps(run)
+            row = self.reader.make_row(run, steps)
+            cached = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
+        except ArgolocalError as error:
+            row = RunRow(name, "", "unreadable", str(error))
+            cached = _CachedRow(version, row)
+
+        self.rows[name] = cached
+        return cached
+
+
+def _matches(row: RunRow, text: str, state: str, selected: Mapping[str, str]) -> bool:
+    if state and row.state != state:
+        return False
+    if any(value and row.facts.get(title) != value for title, value in selected.items()):
+        return False
+
+    words = [row.name, row.pipeline, row.state, row.message, *row.facts.values()]
+    return text.lower() in " ".join(words).lower()

@@ -1,0 +1,375 @@
+"""The tab with the artifacts of a run: their list, previews, and downloads.
+
+Artifacts are content of others: a page or a picture can contain scripts. Only pictures of pixels
+are shown by the browser itself, SVG only as a picture; everything else is a download. The answer
+with the content forbids scripts and any other request.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from argolocal.common.checked_names import RunName
+from argolocal.common.json_text import to_json
+from argolocal.common.wording import visible
+from argolocal.errors import NotFound, StorageError
+from argolocal.page.sources import Run, RunSource
+from argolocal.page.tabs.artifact_source import (
+    ArtifactFile,
+    ArtifactRow,
+    ArtifactSource,
+    Stream,
+)
+
+PREVIEW_BYTES = 1 << 20
+# longer texts are cut, because a browser needs long to show them
+MAX_TEXT_CHARACTERS = 100_000
+MAX_TABLE_ROWS = 50
+MAX_TABLE_COLUMNS = 30
+MAX_CELL_CHARACTERS = 200
+ROWS_PER_PAGE = 100
+CHUNK_BYTES = 65_536
+
+# first bytes of a file → type of a picture of pixels
+PICTURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+SVG = "image/svg+xml"
+CONTENT_HEADERS = {
+    "Content-Security-Policy": (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:;"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class FileLink:
+    """A file of an artifact. `link`: address of its preview; `download`: address of its content."""
+
+    path: str
+    size: int | None
+    link: str
+    download: str
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The start of a file. `kind`: text, json, table, picture, empty or binary. `source`: address
+    of a picture."""
+
+    kind: str
+    text: str = ""
+    source: str = ""
+    columns: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An artifact in the list."""
+
+    step: str
+    node: str
+    artifact: str
+    size: int | None
+    note: str
+    link: str
+    download: str
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The list, or one artifact (`name`) with its files or the preview of a file."""
+
+    artifacts: list[Listed]
+    count: int
+    page: int
+    pages: int
+    name: str = ""
+    step: str = ""
+    node: str = ""
+    file: str = ""
+    size: int | None = None
+    download: str = ""
+    stored_object: str = ""
+    files: list[FileLink] = field(default_factory=list)
+    is_cut: bool = False
+    preview: Preview | None = None
+    problem: str = ""
+
+
+class ArtifactsTab:
+    """The tab `artifacts`, and the address with the content of artifacts."""
+
+    name = "artifacts"
+    title = "Artifacts"
+    content = Artifacts
+
+    def __init__(self, source: RunSource, artifacts: ArtifactSource) -> None:
+        self.source = source
+        self.artifacts = artifacts
+
+    def is_shown(self, run: Run) -> bool:
+        return any(
+            (node.get("outputs") or {}).get("artifacts")
+            for node in list((run.status.get("nodes") or {}).values())
+        )
+
+    def build(self, run: Run, query: Mapping[str, str]) -> Any:
+        rows = self.artifacts.list(run)
+        pages = max(1, -(-len(rows) // ROWS_PER_PAGE))
+        number = query.get("page", "1")
+        page = min(pages, max(1, int(number))) if number.isdecimal() and len(number) < 9 else 1
+        shown_rows = rows[(page - 1) * ROWS_PER_PAGE : page * ROWS_PER_PAGE]
+        listed = list_artifacts(run, shown_rows)
+        if not query.get("artifact"):
+            return Artifacts(listed, len(rows), page, pages)
+
+        row = find_row(rows, query["artifact"])
+        try:
+            return self._show(run, row, query.get("file"), Artifacts([], len(rows), page, pages))
+        except StorageError as error:
+            return Artifacts(
+                [], len(rows), page, pages, row.artifact, row.step, row.node, problem=str(error)
+            )
+
+    def _show(self, run: Run, row: ArtifactRow, path: str | None, base: Artifacts) -> Artifacts:
+        files = self.artifacts.files(run, row)
+        if path is None and len(files.files) == 1:
+            path = files.files[0].path
+
+        values = {
+            "artifacts": [],
+            "count": base.count,
+            "page": base.page,
+            "pages": base.pages,
+            "name": row.artifact,
+            "step": row.step,
+            "node": row.node,
+            "is_cut": files.is_cut,
+            "stored_object": content_address(run, row, "") if _is_object(row, files.files) else "",
+        }
+        if path is None:
+            links = [
+                FileLink(
+                    file.path,
+                    file.size,
+                    f"?{urlencode({'artifact': row.name, 'file': file.path})}",
+                    content_address(run, row, file.path),
+                )
+                for file in files.files
+            ]
+            return Artifacts(**values, files=links)
+
+        file = next((file for file in files.files if file.path == path), None)
+        if file is None:
+            raise HTTPException(404, f"the file {path[:100]!r} does not exist in {row.name}.")
+        return Artifacts(
+            **values,
+            file=path or row.artifact,
+            size=file.size,
+            download=content_address(run, row, path),
+            preview=self._preview(run, row, path),
+        )
+
+    def _preview(self, run: Run, row: ArtifactRow, path: str) -> Preview:
+        opened = self.artifacts.open(run, row, path)
+        with closing(opened.stream):
+            start = read_start(opened.stream, PREVIEW_BYTES + 1)
+        return make_preview(
+            start[:PREVIEW_BYTES],
+            opened.name,
+            len(start) > PREVIEW_BYTES,
+            f"{content_address(run, row, path)}&show=1",
+        )
+
+    def routes(self) -> list[Route]:
+        """Return the route of the content of artifacts."""
+        return [Route("/runs/{run}/artifact", self.respond)]
+
+    def respond(self, request: Request) -> Response:
+        """Answer GET /runs/RUN/artifact?artifact=NAME&file=PATH with the content of a file."""
+        run_name = RunName.or_none(request.path_params["run"])
+        if run_name is None or run_name not in self.source.names():
+            raise HTTPException(404, "this run does not exist.")
+
+        query = request.query_params
+        run = self.source.read(run_name)
+        row = find_row(self.artifacts.list(run), query.get("artifact", ""))
+        try:
+            opened = self.artifacts.open(run, row, query.get("file", ""))
+        except NotFound as error:
+            raise HTTPException(404, str(error)) from None
+
+        try:
+            start = opened.stream.read(CHUNK_BYTES)
+        except BaseException:
+            opened.stream.close()
+            raise
+        media_type = type_of(start, opened.name)
+        is_picture = media_type.startswith("image/") and media_type != SVG
+        shows = is_picture and query.get("show") == "1"
+        headers = {
+            **CONTENT_HEADERS,
+            "Content-Disposition": content_disposition(opened.name, shows),
+        }
+        if opened.size is not None:
+            headers["Content-Length"] = str(opened.size)
+        return StreamingResponse(
+            _chunks(start, opened.stream), media_type=media_type, headers=headers
+        )
+
+
+def list_artifacts(run: Run, rows: list[ArtifactRow]) -> list[Listed]:
+    """Return the rows with the addresses of their previews and downloads."""
+    return [
+        Listed(
+            step=row.step,
+            node=row.node,
+            artifact=row.artifact,
+            size=row.size,
+            note=row.note,
+            link=""
+            if row.note
+            else f"/runs/{run.name}/artifacts?{urlencode({'artifact': row.name})}",
+            download="" if row.note else content_address(run, row, ""),
+        )
+        for row in rows
+    ]
+
+
+def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
+    """Return the row with a name. Raises HTTPException with status 404."""
+    row = next((row for row in rows if row.name == name and not row.note), None)
+    if row is None:
+        raise HTTPException(404, f"the artifact {name[:100]!r} does not exist in this run.")
+    return row
+
+
+def content_address(run: Run, row: ArtifactRow, path: str) -> str:
+    """Return the address of the content of a file; "" for the stored object."""
+    query = {"artifact": row.name} | ({"file": path} if path else {})
+    return f"/runs/{run.name}/artifact?{urlencode(query)}"
+
+
+def _is_object(row: ArtifactRow, files: list[ArtifactFile]) -> bool:
+    """Return True if the artifact is a single object of the store, not a folder."""
+    return row.key.endswith((".tgz", ".tar.gz")) or [file.path for file in files] == [""]
+
+
+def read_start(stream: Stream, size: int) -> bytes:
+    """Read up to `size` bytes."""
+    chunks: list[bytes] = []
+    missing = size
+    while missing > 0:
+        chunk = stream.read(min(missing, CHUNK_BYTES))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)
+
+
+def type_of(start: bytes, name: str) -> str:
+    """Return the media type of content for a browser. A text has the type text/plain, even if
+    it is a page or a script."""
+    for magic, media_type in PICTURES:
+        if start.startswith(magic):
+            return media_type
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "image/webp"
+    if name.lower().endswith(".svg") and b"<svg" in start[:4096]:
+        return SVG
+    return "text/plain; charset=utf-8" if is_text(start) else "application/octet-stream"
+
+
+def is_text(start: bytes) -> bool:
+    """Return True if the start of a file is text in UTF-8."""
+    if b"\0" in start:
+        return False
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:
+        # the start may end inside of a character
+        return error.start > len(start) - 4 and len(start) > 3
+    return True
+
+
+def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
+    """Return the preview of a file. `is_cut`: the file is longer than `start`; `source`: address of
+    its content."""
+    if not start:
+        return Preview("empty")
+    if type_of(start, name).startswith("image/"):
+        return Preview("picture", source=source)
+    if not is_text(start):
+        return Preview("binary")
+
+    text = start.decode(errors="replace")
+    suffix = name.lower().rpartition(".")[2]
+    if suffix in ("csv", "tsv"):
+        table = _make_table(text, "\t" if suffix == "tsv" else ",", is_cut)
+        if table:
+            return table
+
+    kind = "text"
+    if text.lstrip()[:1] in ("{", "[") and not is_cut:
+        try:
+            text = to_json(json.loads(text), indent=2, ensure_ascii=False)
+            kind = "json"
+        except (ValueError, RecursionError):
+            pass
+    is_cut = is_cut or len(text) > MAX_TEXT_CHARACTERS
+    return Preview(kind, text=text[:MAX_TEXT_CHARACTERS], is_cut=is_cut)
+
+
+def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:
+    """Return the first rows of a CSV file, or None if it is malformed."""
+    rows: list[list[str]] = []
+    try:
+        for row in csv.reader(io.StringIO(text), delimiter=delimiter):
+            if len(rows) > MAX_TABLE_ROWS:
+                is_cut = True
+                break
+            rows.append([cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_TABLE_COLUMNS]])
+    except csv.Error:
+        return None
+    if not rows:
+        return None
+    return Preview("table", columns=rows[0], rows=rows[1:], is_cut=is_cut)
+
+
+def content_disposition(name: str, is_inline: bool) -> str:
+    """Return the header with the name of a file. Other characters than letters, digits and `._-`
+    are only in its encoded form."""
+    simple_name = "".join(
+        character if character.isascii() and (character.isalnum() or character in "._-") else "_"
+        for character in name
+    )
+    kind = "inline" if is_inline else "attachment"
+    encoded_name = quote(visible(name).encode(errors="replace"), safe="")
+    return f"{kind}; filename=\"{simple_name or 'artifact'}\"; filename*=UTF-8''{encoded_name}"
+
+
+def _chunks(start: bytes, stream: Stream) -> Iterator[bytes]:
+    with closing(stream):
+        chunk = start
+        while chunk:
+            yield chunk
+            chunk = stream.read(CHUNK_BYTES)

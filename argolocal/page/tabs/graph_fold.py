@@ -1,0 +1,228 @@
+"""The members of a group as a graph shows them: many equal or similar steps are one member.
+
+A page never draws more than about MAX_MEMBERS members of a group. A folded member has an address,
+`FIRST+N`: the address of its first step and the number of the others. It opens like a group.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from argolocal.page.tabs.graph_plan import Plan, PlannedStep, combine_phases
+from argolocal.page.tabs.layout import assign_layers
+
+MAX_MEMBERS = 60
+# maximum number of members if they are blocks of layers
+MAX_BLOCKS = 24
+# steps with the same template, dependencies and dependents are one member from this number on
+MIN_EQUAL_STEPS = 8
+
+IsInternal = Callable[[PlannedStep], bool]
+# returns a function that recognizes the steps that a program adds to each workflow
+FindInternal = Callable[[Plan], IsInternal]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of a drawn graph. `steps`: one step, or the steps of a folded member; `has_edges`:
+    True if steps of a folded member depend on each other."""
+
+    address: str
+    label: str
+    steps: tuple[PlannedStep, ...]
+    has_edges: bool = False
+
+    @property
+    def is_fold(self) -> bool:
+        return len(self.steps) > 1
+
+    @property
+    def phase(self) -> str:
+        """The phase of the steps together."""
+        return combine_phases(self.counts)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of steps by phase."""
+        return Counter(step.phase for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of a group and their edges, as pairs of indexes."""
+
+    members: list[Member]
+    edges: list[tuple[int, int]]
+
+
+def hide_internal(
+    steps: Sequence[PlannedStep], is_internal: IsInternal
+) -> tuple[list[PlannedStep], int]:
+    """Return the steps that are not internal, and the number of internal steps. Dependents of an
+    internal step depend on its dependencies instead."""
+    internal = {step.label: step.needs for step in steps if is_internal(step)}
+    visible_steps: list[PlannedStep] = []
+    for step in steps:
+        if step.label in internal:
+            continue
+        needs: dict[str, None] = {}
+        seen: set[str] = set()
+        stack = list(reversed(step.needs))
+        while stack:
+            need = stack.pop()
+            if need in seen:
+                continue
+            seen.add(need)
+            if need in internal:
+                stack += reversed(internal[need])
+            else:
+                needs[need] = None
+        visible_steps.append(replace(step, needs=tuple(needs)))
+    return visible_steps, len(internal)
+
+
+def fold(plan: Plan, steps: Sequence[PlannedStep], max_members: int = MAX_MEMBERS) -> Members:
+    """Return the members that show the steps of a group."""
+    groups = _fold_equal(steps)
+    if len(groups) > max_members:
+        layers = _layers(steps)
+        groups = _group(steps, lambda step: (layers[step.label], step.template.get("name")))
+
+        # one member in each layer shows nothing that a few members do not show
+        layer_count = max(layers.values()) + 1
+        is_chain = len(groups) == layer_count > MAX_BLOCKS
+        if len(groups) > max_members or is_chain:
+            layers_per_member = -(-layer_count // MAX_BLOCKS)
+            groups = _group(steps, lambda step: layers[step.label] // layers_per_member)
+
+    return _connect(plan, groups)
+
+
+def find_fold(plan: Plan, steps: Sequence[PlannedStep], address: str) -> Member | None:
+    """Return the folded member with an address among the members of a group, or None."""
+    pending = [list(steps)]
+    while pending:
+        for member in fold(plan, pending.pop()).members:
+            if member.address == address:
+                return member
+            if member.is_fold and member.has_edges:
+                pending.append(list(member.steps))
+    return None
+
+
+def find_folds_around(
+    plan: Plan, steps: Sequence[PlannedStep], inner_step: PlannedStep
+) -> list[str]:
+    """Return the addresses of the folded members, from the outermost, that contain a step and whose
+    steps depend on each other."""
+    addresses: list[str] = []
+    while True:
+        members = fold(plan, steps).members
+        member = next(
+            (
+                member
+                for member in members
+                if member.has_edges and any(step.label == inner_step.label for step in member.steps)
+            ),
+            None,
+        )
+        if member is None:
+            return addresses
+        addresses.append(member.address)
+        steps = member.steps
+
+
+def _fold_equal(steps: Sequence[PlannedStep]) -> list[list[PlannedStep]]:
+    dependents: dict[str, list[str]] = {}
+    for step in steps:
+        for need in step.needs:
+            dependents.setdefault(need, []).append(step.label)
+
+    def key(step: PlannedStep) -> tuple[object, ...]:
+        template = str(step.template.get("name"))
+        return template, step.scope, step.kind, step.needs, tuple(dependents.get(step.label, ()))
+
+    groups = _group(steps, key)
+    return [
+        members
+        for group in groups
+        for members in ([group] if len(group) >= MIN_EQUAL_STEPS else [[step] for step in group])
+    ]
+
+
+def _group(
+    steps: Sequence[PlannedStep], key: Callable[[PlannedStep], object]
+) -> list[list[PlannedStep]]:
+    groups: dict[object, list[PlannedStep]] = {}
+    for step in steps:
+        groups.setdefault(key(step), []).append(step)
+    return list(groups.values())
+
+
+def _layers(steps: Sequence[PlannedStep]) -> dict[str, int]:
+    """Return the layer of each step, by its label."""
+    index = {step.label: number for number, step in enumerate(steps)}
+    edges = [
+        (index[need], number)
+        for number, step in enumerate(steps)
+        for need in step.needs
+        if need in index
+    ]
+    return dict(zip(index, assign_layers(len(index), edges), strict=True))
+
+
+def _connect(plan: Plan, groups: Sequence[Sequence[PlannedStep]]) -> Members:
+    member_of = {step.label: number for number, group in enumerate(groups) for step in group}
+    edges: dict[tuple[int, int], None] = {}
+    linked_members: set[int] = set()
+
+    for number, group in enumerate(groups):
+        for step in group:
+            for need in step.needs:
+                source = member_of.get(need)
+                if source == number:
+                    linked_members.add(number)
+                elif source is not None:
+                    edges[source, number] = None
+
+    members = [
+        _make_member(plan, group, number in linked_members) for number, group in enumerate(groups)
+    ]
+    return Members(members, list(edges))
+
+
+def _make_member(plan: Plan, steps: Sequence[PlannedStep], has_edges: bool) -> Member:
+    first = steps[0]
+    address = plan.address(first)
+    if len(steps) == 1:
+        return Member(address, first.label, (first,))
+    label = f"{first.label} … {steps[-1].label}"
+    return Member(f"{address}+{len(steps) - 1}", label, tuple(steps), has_edges)
+
+
+def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the edges without the edges that a longer path implies. The number of edges must be
+    small."""
+    successors: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges:
+        successors[source].append(target)
+
+    def is_implied(source: int, target: int) -> bool:
+        stack = [other for other in successors[source] if other != target]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            if node == target:
+                return True
+            new_nodes = [other for other in successors[node] if other not in seen]
+            seen.update(new_nodes)
+            stack += new_nodes
+        return False
+
+    return [edge for edge in edges if not is_implied(*edge)]
+
+
+def order_by_phase(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
+    """Return the steps with the failed first, then running and waiting steps."""
+    ranks: Mapping[str, int] = {"Failed": 0, "Error": 0, "Interrupted": 1, "Running": 1}
+    return sorted(steps, key=lambda step: ranks.get(step.phase, 2))

@@ -1,0 +1,126 @@
+"""Conditions, dependencies and counts of steps in words."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from argolocal.engine.order import NAME_OR_RESULT
+from argolocal.manifest.loops import LOOPS
+
+RESULT = re.compile(
+    r"(?:tasks|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])"
+    r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
+)
+INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
+# functions that convert or check a value, which say nothing to a reader
+CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
+QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
+CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")
+# result of a task in `depends` → words
+RESULT_WORDS = {
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Errored": "had an error",
+    "Skipped": "was skipped",
+    "Omitted": "was omitted",
+    "Daemoned": "runs as a daemon",
+    "AnySucceeded": "succeeded for an item",
+    "AllFailed": "failed for all items",
+}
+# phase → words, in the order of a count
+PHASE_WORDS = {
+    "Failed": "failed",
+    "Error": "with an error",
+    "Running": "running",
+    "Waiting": "waiting",
+    "Pending": "pending",
+    "Succeeded": "succeeded",
+    "Cached": "cached",
+    "Skipped": "skipped",
+    "Omitted": "omitted",
+    "Planned": "not started",
+    "Interrupted": "interrupted",
+}
+
+
+def simplify_condition(condition: str) -> str:
+    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
+    'release'`."""
+
+    def replace_result(match: re.Match[str]) -> str:
+        task = match[1] or match[2]
+        parameter = match[3] or match[4]
+        return f"{task}.{parameter or match[0].rpartition('.')[2]}"
+
+    text = RESULT.sub(replace_result, CHECK.sub(r"\1", condition))
+    text = QUOTED_TAG.sub(r"\1", text)
+    text = INPUT.sub(lambda match: match[1] or match[2], text)
+    text = re.sub(r"\{\{=?|\}\}", "", text)
+    text = CONVERSION.sub(r"\1", text)
+    return " ".join(text.replace("&&", "and").replace("||", "or").split())
+
+
+def describe_dependencies(task: Mapping[str, Any]) -> str:
+    """Return the dependencies of a task in words, such as `flaky failed and loop succeeded`."""
+    depends = task.get("depends")
+    if not depends:
+        return " and ".join(task.get("dependencies") or [])
+
+    def replace(match: re.Match[str]) -> str:
+        name, _, result = match[0].partition(".")
+        if not result:
+            return name
+        return f"{name} {RESULT_WORDS.get(result, result)}"
+
+    words = NAME_OR_RESULT.sub(replace, depends)
+    words = words.replace("&&", " and ").replace("||", " or ").replace("!", "not ")
+    return " ".join(words.split())
+
+
+def describe_loop(task: Mapping[str, Any]) -> str:
+    """Return the loop of a task in words: `for each of 10 items`."""
+    items = task.get("withItems")
+    if isinstance(items, list):
+        return f"for each of {len(items)} items"
+    if task.get("withParam"):
+        return f"for each item of {simplify_condition(str(task['withParam']))}"
+    sequence = task.get("withSequence") or {}
+    if sequence.get("count") is not None:
+        return f"{simplify_condition(str(sequence['count']))} times"
+    start = simplify_condition(str(sequence.get("start") or 0))
+    end = simplify_condition(str(sequence.get("end")))
+    return f"for the numbers {start} to {end}"
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Return counts by phase: `7 of 10 succeeded, 1 failed, 2 running`."""
+    total = sum(counts.values())
+    phases = [phase for phase in PHASE_WORDS if counts.get(phase)]
+    if not phases:
+        return "no items"
+    if len(phases) == 1:
+        number = f"all {total:,}" if total > 1 else "1"
+        return f"{number} {PHASE_WORDS[phases[0]]}"
+
+    succeeded = counts.get("Succeeded", 0)
+    others = [f"{counts[phase]:,} {PHASE_WORDS[phase]}" for phase in phases if phase != "Succeeded"]
+    return ", ".join([f"{succeeded:,} of {total:,} succeeded", *others])
+
+
+def describe_counts_briefly(counts: Mapping[str, int]) -> str:
+    """Return the most important count: `1 of 6 failed`, else `3 of 6 done`."""
+    total = sum(counts.values())
+    for phase in ("Failed", "Error", "Waiting", "Interrupted"):
+        if counts.get(phase):
+            return f"{counts[phase]:,} of {total:,} {PHASE_WORDS.get(phase, phase.lower())}"
+    if not total or sum(count > 0 for count in counts.values()) == 1:
+        return describe_counts(counts)
+    done = total - sum(counts.get(phase, 0) for phase in ("Running", "Pending", "Planned"))
+    if done == total:
+        return f"{total:,} done"
+    return f"{done:,} of {total:,} done"
+
+
+def without_loop(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task of one item of a loop."""
+    return {key: value for key, value in task.items() if key not in LOOPS}

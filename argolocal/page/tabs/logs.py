@@ -1,0 +1,361 @@
+"""The tab `logs`: the logs of a run's pods, one or several side by side, and a search in them.
+
+    ?pod=A&pod=B           the ends of two logs
+    ?pod=A&offset=1000     the lines of a log from byte 1000
+    ?pod=A&mark=1000       the lines around the one that contains byte 1000
+    ?pod=A&mark=error      the lines around the first error
+    ?find=TEXT&pod=A       the lines that contain a text; without a pod, in all logs
+
+With several pods, an offset or a mark has the form POD:1000.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+
+from argolocal.errors import ConfigError, did_you_mean
+from argolocal.page.log_files import LogFile
+from argolocal.page.logs.reading import (
+    CONTEXT_BYTES,
+    MAX_MATCHES,
+    LogLine,
+    LogPage,
+    Match,
+    count_lines,
+    find_error,
+    find_previous_page,
+    read_end,
+    read_page,
+    search,
+    split_lines,
+)
+from argolocal.page.sources import Run, RunSource
+from argolocal.view import summary
+from argolocal.view.summary import FAILED, FINISHED, Step
+
+MAX_PODS_SIDE_BY_SIDE = 4
+MAX_CHOICES = 100
+MAX_TEXT_LENGTH = 1000
+# phases of steps in the order of the list
+PHASE_ORDER = (*sorted(FAILED), "Running", "Pending")
+
+
+@dataclass(frozen=True)
+class LogChoice:
+    """A log of the run. `step`: "" for a pod that no step has started itself."""
+
+    pod: str
+    step: str
+    phase: str
+    size: int
+    is_shown: bool
+    address: str
+    address_next_to_others: str
+    download: str
+
+
+@dataclass(frozen=True)
+class LogView:
+    """A part of a log, with the addresses of its other parts; "" for an address that the part does
+    not need.
+
+    `follow`: the address of the events that contain new lines. `missing_error`: the user looked for
+    an error that does not exist.
+    """
+
+    pod: str
+    step: str
+    phase: str
+    size: int
+    start: int
+    end: int
+    lines: list[LogLine]
+    is_end: bool
+    missing_error: bool
+    first_page: str
+    older_page: str
+    newer_page: str
+    last_page: str
+    first_error: str
+    without: str
+    download: str
+    follow: str
+
+
+@dataclass(frozen=True)
+class FoundLine:
+    """A line that a search has found, with the address of the page that marks it."""
+
+    pod: str
+    step: str
+    match: Match
+    address: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search in some logs. `more`: number of further matches."""
+
+    text: str
+    lines: list[FoundLine]
+    more: int
+    searched_logs: int
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs of a run.
+
+    `more_choices`: number of logs that the list does not contain. `is_chosen`: True if the address
+    names the shown logs, and a search finds only their lines.
+    """
+
+    choices: list[LogChoice]
+    more_choices: int
+    step_filter: str
+    views: list[LogView]
+    is_chosen: bool
+    search: Search | None
+    without_search: str
+
+
+class LogsTab:
+    """The tab `logs`."""
+
+    name = "logs"
+    title = "Logs"
+    content = Logs
+
+    def __init__(self, source: RunSource) -> None:
+        self.source = source
+
+    def is_shown(self, run: Run) -> bool:
+        return True
+
+    def build(self, run: Run, query: QueryParams) -> Any:
+        logs = self.source.logs(run.name)
+        steps = find_steps(run, logs)
+        text = query.get("find", "")[:MAX_TEXT_LENGTH]
+
+        pods = check_pods(query.getlist("pod"), logs)
+        is_chosen = bool(pods)
+        found = None
+        if text:
+            found = _search(run, [logs[pod] for pod in pods or _in_order(logs, steps)], steps, text)
+        if not pods and not text:
+            pods = _in_order(logs, steps)[:1]
+
+        addresses = Addresses(run.name, pods, text)
+        views = [_view(run, logs[pod], steps.get(pod), addresses, query) for pod in pods]
+        step_filter = query.get("step", "").strip()
+        choices = [
+            pod
+            for pod in _in_order(logs, steps)
+            if step_filter in (steps[pod].name if pod in steps else pod) or step_filter in pod
+        ]
+        rows = [_choice(logs[pod], steps.get(pod), addresses) for pod in choices[:MAX_CHOICES]]
+        return Logs(
+            rows,
+            max(0, len(choices) - MAX_CHOICES),
+            step_filter,
+            views,
+            is_chosen,
+            found,
+            addresses.show(pods),
+        )
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Makes addresses of this tab that keep the shown pods and the text of the search."""
+
+    run: str
+    pods: list[str]
+    text: str
+
+    def show(self, pods: Iterable[str], **position: object) -> str:
+        """Return the address that shows some pods. `position`: `offset` or `mark`."""
+        pairs = [("pod", pod) for pod in pods]
+        pairs += [(key, str(value)) for key, value in position.items()]
+        anchor = "#marked" if "mark" in position else ""
+        return f"/runs/{self.run}/logs?{urlencode(pairs)}{anchor}"
+
+    def move(self, pod: str, **position: object) -> str:
+        """Return the address that shows another part of one of the pods."""
+        if len(self.pods) > 1:
+            position = {key: f"{pod}:{value}" for key, value in position.items()}
+        return self.show(self.pods, **position)
+
+    def download(self, pod: str) -> str:
+        return f"/runs/{self.run}/logs/{pod}"
+
+    def follow(self, pod: str, offset: int) -> str:
+        pairs = {"pod": pod, "from": offset}
+        return f"/runs/{self.run}/log-events?{urlencode(pairs)}"
+
+
+def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
+    """Return the distinct names of pods. Raises ConfigError for the name of a log that does not
+    exist, and for too many names."""
+    pods = list(dict.fromkeys(name for name in names if name))
+    for name in pods:
+        if name not in logs:
+            hint = did_you_mean(name[:100], set(list(logs)[:1000]))
+            raise ConfigError(f"the log of the pod {name[:100]!r} does not exist.{hint}")
+    if len(pods) > MAX_PODS_SIDE_BY_SIDE:
+        raise ConfigError(f"at most {MAX_PODS_SIDE_BY_SIDE} logs are shown side by side.")
+    return pods
+
+
+def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
+    """Return the step of each pod that has a log."""
+    rows = [row for row in summary.steps(run.name, run.status) if row.node]
+    row_of_node = {row.node["name"]: row for row in rows if row.node}
+    by_pod: dict[str, Step] = {}
+    for node in run.status.get("nodes", {}).values():
+        pod = summary.pod_of(run.name, node)
+        # the row of a retried step also stands for its attempts
+        step_name = re.sub(r"\(\d+\)$", "", node["name"])
+        row = row_of_node.get(node["name"]) or row_of_node.get(step_name)
+        if row and pod in logs:
+            by_pod[pod] = row
+
+    # the pods of a job have names that start with the name of the step
+    by_label = {row.label: row for row in rows}
+    for pod in logs.keys() - by_pod.keys():
+        words = pod.removeprefix(f"{run.name}-").split("-")
+        labels = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
+        label = next((label for label in labels if label in by_label), None)
+        if label:
+            by_pod[pod] = by_label[label]
+    return by_pod
+
+
+def _in_order(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[str]:
+    """Return the pods: the failed ones, the running ones, then the ones that ended last."""
+
+    def key(pod: str) -> tuple[int, str]:
+        step = steps.get(pod)
+        phase = step.phase if step else ""
+        group = 0 if phase in FAILED else 1 if phase in PHASE_ORDER else 2
+        return group, pod
+
+    newest_first = sorted(
+        logs, key=lambda pod: (steps[pod].started or "") if pod in steps else "", reverse=True
+    )
+    return sorted(newest_first, key=lambda pod: key(pod)[0])
+
+
+def _choice(log: LogFile, step: Step | None, addresses: Addresses) -> LogChoice:
+    is_shown = log.name in addresses.pods
+    can_be_added = not is_shown and addresses.pods and len(addresses.pods) < MAX_PODS_SIDE_BY_SIDE
+    return LogChoice(
+        log.name,
+        step.name if step else "",
+        step.phase if step else "",
+        log.size(),
+        is_shown,
+        addresses.show([log.name]),
+        addresses.show([*addresses.pods, log.name]) if can_be_added else "",
+        addresses.download(log.name),
+    )
+
+
+def _position(parameters: QueryParams, key: str, pod: str, is_only_pod: bool) -> str:
+    """Return the value of `offset` or `mark` for a pod, or ""."""
+    for text in parameters.getlist(key):
+        name, colon, value = text.rpartition(":")
+        if (colon and name == pod) or (not colon and is_only_pod):
+            return value
+    return ""
+
+
+def _parse_offset(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise ConfigError(f"the position is {text[:40]!r}: it must be a number of bytes.")
+    return int(text)
+
+
+def _view(
+    run: Run,
+    log: LogFile,
+    step: Step | None,
+    addresses: Addresses,
+    parameters: QueryParams,
+) -> LogView:
+    is_only_pod = len(addresses.pods) == 1
+    offset_text = _position(parameters, "offset", log.name, is_only_pod)
+    mark_text = _position(parameters, "mark", log.name, is_only_pod)
+
+    mark = None
+    if mark_text == "error":
+        mark = find_error(log)
+    elif mark_text:
+        mark = _parse_offset(mark_text)
+
+    if mark is not None:
+        page = read_page(log, find_previous_page(log, mark, CONTEXT_BYTES))
+    elif offset_text:
+        page = read_page(log, _parse_offset(offset_text))
+    else:
+        page = read_end(log)
+
+    return _describe(run, log, step, addresses, page, mark, mark_text == "error" and mark is None)
+
+
+def _describe(
+    run: Run,
+    log: LogFile,
+    step: Step | None,
+    addresses: Addresses,
+    page: LogPage,
+    mark: int | None,
+    missing_error: bool,
+) -> LogView:
+    breaks = count_lines(log, page.start)
+    is_end = page.end >= page.size
+    is_live = is_end and mark is None and run.phase not in FINISHED
+    # the line that is being written is sent again when it is complete
+    next_line = page.start + page.data.rfind(b"\n") + 1
+    pod = log.name
+    others = [other for other in addresses.pods if other != pod]
+
+    return LogView(
+        pod,
+        step.name if step else "",
+        step.phase if step else "",
+        page.size,
+        page.start,
+        page.end,
+        split_lines(page, None if breaks is None else breaks + 1, mark),
+        is_end,
+        missing_error,
+        first_page=addresses.move(pod, offset=0) if page.start else "",
+        older_page=(
+            addresses.move(pod, offset=find_previous_page(log, page.start)) if page.start else ""
+        ),
+        newer_page="" if is_end else addresses.move(pod, offset=page.end),
+        last_page="" if is_end else addresses.move(pod),
+        first_error=addresses.move(pod, mark="error"),
+        without=addresses.show(others) if others else "",
+        download=addresses.download(pod),
+        follow=addresses.follow(pod, next_line) if is_live else "",
+    )
+
+
+def _search(run: Run, logs: list[LogFile], steps: Mapping[str, Step], text: str) -> Search:
+    addresses = Addresses(run.name, [], text)
+    lines: list[FoundLine] = []
+    more = 0
+    for log in logs:
+        matches = search(log, text, MAX_MATCHES - len(lines))
+        more += matches.more
+        step = steps.get(log.name)
+        for match in matches.lines:
+            address = addresses.show([log.name], find=text, mark=match.offset)
+            lines.append(FoundLine(log.name, step.name if step else "", match, address))
+    return Search(text, lines, more, len(logs))

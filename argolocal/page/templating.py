@@ -1,0 +1,71 @@
+"""HTML from Jinja templates. Each package `page` has its templates in `templates/`; all values are
+escaped."""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from argolocal.common.wording import format_duration, visible
+
+
+def make_environment(packages: tuple[str, ...]) -> Environment:
+    """Return the environment with the templates of several packages; the first package that has a
+    template wins."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": format_duration,
+        "age": age,
+        "moment": moment,
+        "visible": visible,
+        "with_code": with_code,
+        "bytes": format_bytes,
+    }
+    return environment
+
+
+def age(text: str | None) -> str:
+    """Return the time since a time in the format of RFC 3339, such as "3 h 20 min ago"."""
+    if not text:
+        return ""
+    seconds = max(0.0, time.time() - datetime.fromisoformat(text).timestamp())
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.0f} days ago"
+    return f"{format_duration(round(seconds))} ago"
+
+
+def with_code(text: str) -> Markup:
+    """Return a sentence as HTML, with the texts between backticks as code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(fragment) if number % 2 else fragment
+        for number, fragment in enumerate(visible(text).split("`"))
+    )
+
+
+def moment(text: str) -> str:
+    """Return a time in the format of RFC 3339 as "Mon 2026-11-30 03:00 UTC"."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%a %Y-%m-%d %H:%M UTC")
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes as `812 bytes`, `3.4 kB` or `210 MB`."""
+    if count < 1000:
+        return f"{count} bytes"
+    for unit, size in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        value = count / size
+        if value < 999.5 or unit == "GB":
+            return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
+    return ""
+
+
+def render(environment: Environment, template: str, values: Mapping[str, Any]) -> str:
+    return environment.get_template(template).render(values)

@@ -1,0 +1,23 @@
+"""An object store for the benchmarks of this folder."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rekindle.local.services.services import Services
+
+
+@contextmanager
+def object_store() -> Iterator[dict[str, str]]:
+    """Start an object store; yield the environment variables of its clients."""
+    with tempfile.TemporaryDirectory() as name:
+        services = Services(Path(name), {})
+        services.start("s3")
+        try:
+            yield services.credentials() | {
+                "S3_ENDPOINT_URL": services.url("s3"),
+                "S3_BUCKET": "rekindle",
+            }
+        finally:
+            services.down()

@@ -1,0 +1,82 @@
+"""Reads checkpoints of torch.distributed.checkpoint without running code of their files.
+
+The reader of torch unpickles `.metadata` and values that are not tensors without a restriction.
+"""
+
+import io
+import pickle  # nosec B403
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+
+# module → names of the classes and functions that `.metadata` may contain; they only keep values
+ALLOWED_NAMES = {
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "torch": {"Size", "device"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.serialization": {"_get_layout"},
+}
+
+
+class SafeReader(FileSystemReader):
+    """A reader of a checkpoint whose `.metadata` may be malicious."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the metadata. Raises UnpicklingError if it contains another class."""
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as file:
+            metadata = _Unpickler(file).load()
+
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """A planner that loads values, which are not tensors, as torch.load does by default."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        content = torch.load(value, map_location="cpu", weights_only=True)
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        super().load_bytes(read_item, io.BytesIO(buffer.getvalue()))
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if global_name in ALLOWED_NAMES.get(module_name, ()):
+            return super().find_class(module_name, global_name)
+        if module_name == "torch":
+            dtype = getattr(torch, global_name, None)
+            if isinstance(dtype, torch.dtype):
+                return dtype
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a part of metadata")
+
+
+def encode_values(values: dict[str, Any]) -> bytes:
+    """Return values as bytes that `decode_values` reads."""
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
+def decode_values(data: bytes) -> dict[str, Any]:
+    """Return the values in bytes. Raises an exception of torch.load if they are damaged, or contain
+    a class that torch.serialization.add_safe_globals has not allowed."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

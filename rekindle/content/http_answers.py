@@ -1,0 +1,102 @@
+"""Requests by HTTP whose answers have a limited size, and must arrive within a limited time.
+
+answer = send(new_session(), "GET", url, max_bytes=64 << 20, timeout=30)
+"""
+
+import time
+from typing import Any, NamedTuple, Protocol
+
+import requests
+from urllib3.exceptions import HTTPError
+
+READ_BYTES = 1 << 16
+BODY_TIMEOUT_S = 120.0  # time limit for the body of an answer, of which each part may be slow
+
+
+class Body(Protocol):
+    """The body of an answer that urllib3 reads."""
+
+    def read1(self, amt: int, decode_content: bool | None = None) -> bytes:
+        """Return the next bytes as soon as they arrive, b"" at the end."""
+        ...
+
+
+class UnreadableAnswer(requests.RequestException):
+    """An answer is too large, or arrives too slowly."""
+
+
+class HttpAnswer(NamedTuple):
+    """An answer that was read to its end."""
+
+    status_code: int
+    reason: str
+    content: bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.status_code < 400
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+
+class Session(requests.Session):
+    """A session that sends a login only to the server that it was given for.
+
+    The methods of `requests` replace the login by one of ~/.netrc.
+    """
+
+    def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
+        """Remove the login from a request that a redirect sends to another server."""
+        if self.should_strip_auth(response.request.url, prepared_request.url):
+            prepared_request.headers.pop("Authorization", None)
+
+    def set_token(self, header: str) -> None:
+        """Send `header` as the header Authorization of each request."""
+
+        def add_header(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            request.headers["Authorization"] = header
+            return request
+
+        # not a header of the session, which a login in ~/.netrc would replace
+        self.auth = add_header
+
+
+def send(
+    session: requests.Session,
+    method: str,
+    url: str,
+    *,
+    max_bytes: int,
+    timeout: float,
+    **options: Any,
+) -> HttpAnswer:
+    """Send a request and read the answer.
+
+    Raises UnreadableAnswer for an answer that has more than `max_bytes` bytes after decompression,
+    or whose body takes more than BODY_TIMEOUT_S seconds, and requests.RequestException for other
+    errors. `timeout`: seconds without data until the connection is given up.
+    """
+    with session.request(method, url, stream=True, timeout=timeout, **options) as response:
+        try:
+            content = read_limited(response.raw, max_bytes)
+        except HTTPError as error:
+            raise requests.RequestException(str(error)) from error
+        return HttpAnswer(response.status_code, response.reason or "", content)
+
+
+def read_limited(body: Body, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """Read the body of an answer. Raises UnreadableAnswer if it has more than `max_bytes` bytes, or
+    takes more than `timeout_s` seconds, and urllib3's HTTPError for other errors."""
+    deadline = time.monotonic() + timeout_s
+    content = bytearray()
+
+    while data := body.read1(READ_BYTES, decode_content=True):
+        content += data
+        if len(content) > max_bytes:
+            raise UnreadableAnswer(f"its answer has more than {max_bytes:,} bytes")
+        if time.monotonic() > deadline:
+            raise UnreadableAnswer(f"its answer takes more than {timeout_s:g} s")
+
+    return bytes(content)

@@ -1,0 +1,143 @@
+"""The runs of a cluster, with the rights of the reader.
+
+One watch keeps all Workflows of the namespace in memory, for all viewers of the page. Nothing is
+written to the cluster.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Condition, Thread
+
+from argolocal.common.wording import format_duration
+from argolocal.manifest.object_labels import PHASE
+from argolocal.manifest.types import Object
+from argolocal.page.log_files import LogFile
+from argolocal.page.sources import Run
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
+from rekindle.cluster.workflows import decompress_nodes, is_offloaded, spec_of
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.page.pod_logs import PodLogs
+
+FIRST_LIST_TIMEOUT_S = 20.0
+# pause after a watch that failed, for example without the permission to list
+RETRY_PAUSE_S = 5.0
+LOST_FOR_S = 15.0  # a server that is lost is asked again at least every five seconds
+
+
+class ClusterRuns:
+    """The Workflows in a namespace of a cluster. `folder`: private folder for logs of pods."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.pod_logs = PodLogs(cluster, folder)
+        self.workflows: dict[str, Object] = {}
+        self.changed = Condition()
+        self.is_listed = False
+        self.failure: RekindleError | None = None
+        self.lost_since = 0.0
+        self.lost_at = 0.0
+        self.thread: Thread | None = None
+
+    @property
+    def location(self) -> str:
+        text = f"cluster {self.cluster.context}, namespace {self.cluster.namespace}"
+        if time.time() - self.lost_at > LOST_FOR_S:
+            return text
+        silence = format_duration(round(time.time() - self.lost_since))
+        return f"{text}, which has not answered for {silence}"
+
+    def names(self) -> list[str]:
+        """Return the names of all runs, newest first. Raises ApiError without the permission."""
+        workflows = self._all()
+        return sorted(
+            workflows,
+            key=lambda name: (workflows[name]["metadata"].get("creationTimestamp") or "", name),
+            reverse=True,
+        )
+
+    def version(self, name: str) -> str:
+        """Return the resourceVersion of a workflow."""
+        workflow = self._all().get(name)
+        if workflow is None:
+            return ""
+        metadata = workflow["metadata"]
+        return f"{metadata.get('uid', '')}-{metadata.get('resourceVersion', '')}"
+
+    def read(self, name: str) -> Run:
+        version = self.version(name)
+        workflow = self._all().get(name)
+        if workflow is None:
+            raise ConfigError(
+                f"the run {name} does not exist in namespace {self.cluster.namespace}: it was"
+                " deleted."
+            )
+
+        workflow = decompress_nodes(workflow)
+        metadata = workflow["metadata"]
+        labels = metadata.get("labels") or {}
+        status = {"nodes": {}, **(workflow.get("status") or {})}
+        status["phase"] = status.get("phase") or labels.get(PHASE) or "Pending"
+        if is_offloaded(workflow):
+            hint = f"Argo keeps the steps in its database, where `argo get {name}` reads them."
+            status["message"] = f"{status.get('message') or ''} {hint}".strip()
+
+        manifest = {"metadata": metadata, "spec": spec_of(workflow)}
+        created = metadata.get("creationTimestamp")
+        flags = f" --cluster -n {self.cluster.namespace}"
+        return Run(name, manifest, status, version, created, command_flags=flags)
+
+    def logs(self, name: str) -> Mapping[str, LogFile]:
+        """Return the logs of the pods that exist, or whose logs were read before."""
+        workflow = self._all().get(name)
+        if workflow is None:
+            return {}
+        return self.pod_logs.files(decompress_nodes(workflow))
+
+    def _all(self) -> dict[str, Object]:
+        """Return all workflows. The first call waits for the first list."""
+        with self.changed:
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = Thread(target=self._watch, name="workflows", daemon=True)
+                self.thread.start()
+            if not self.is_listed and not self.failure:
+                self.changed.wait_for(lambda: self.is_listed or self.failure, FIRST_LIST_TIMEOUT_S)
+            if self.failure:
+                raise self.failure
+            return dict(self.workflows)
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                # the watch yields nothing for an empty namespace
+                self._set_listed(self.cluster.list_objects(WORKFLOWS))
+                for kind, workflow in self.cluster.watch(WORKFLOWS, on_lost=self._note_lost):
+                    self._change(kind, workflow)
+            except RekindleError as error:
+                with self.changed:
+                    self.failure = error
+                    self.changed.notify_all()
+            time.sleep(RETRY_PAUSE_S)
+
+    def _set_listed(self, workflows: list[Object]) -> None:
+        with self.changed:
+            self.workflows = {workflow["metadata"]["name"]: workflow for workflow in workflows}
+            self.failure = None
+            self.is_listed = True
+            self.changed.notify_all()
+
+    def _note_lost(self, error: ApiError) -> None:
+        now = time.time()
+        if now - self.lost_at > LOST_FOR_S:
+            self.lost_since = now
+        self.lost_at = now
+
+    def _change(self, kind: str, workflow: Object) -> None:
+        self.lost_at = 0.0
+        with self.changed:
+            name = workflow["metadata"]["name"]
+            if kind == "DELETED":
+                self.workflows.pop(name, None)
+            else:
+                self.workflows[name] = workflow

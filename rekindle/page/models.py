@@ -1,0 +1,284 @@
+"""The section `models`: each model with its champion, its servers and its releases."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from argolocal.manifest.types import Object
+from rekindle import mlflow_api, tracking
+from rekindle.cluster.errors import ApiError
+from rekindle.errors import RekindleError
+from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
+from rekindle.mlflow_api import condition, request
+from rekindle.page.mlflow import STARTING, Tracking
+from rekindle.release.rollback import KubernetesObjects
+
+MAX_MODELS = 100
+MAX_RELEASES = 20
+# a measure of an evaluation is also recorded for the baseline or for the champion
+COMPARED = ("baseline_", "champion_")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Deployment of a model. `ready`: number of pods that answer; `pods`: number of pods that it
+    should have."""
+
+    deployment: str
+    version: str
+    address: str
+    ready: int
+    pods: int
+    has_traffic: bool
+
+
+@dataclass(frozen=True)
+class ModelRelease:
+    """A version of a model. `registered`: time in the format of RFC 3339; `run`: name of its run;
+    `can_roll_back`: a rollback to it is possible."""
+
+    version: str
+    is_champion: bool
+    run: str
+    registered: str | None
+    deployment: str
+    can_roll_back: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The last check of the requests to a model."""
+
+    verdict: str
+    reason: str
+    run: str
+    checked: str | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model. `since`: time when the champion was promoted, if it is known."""
+
+    name: str
+    champion: str
+    since: str | None
+    servers: list[Server]
+    releases: list[ModelRelease]
+    drift: Drift | None
+    rollback_targets: list[str]
+
+
+@dataclass(frozen=True)
+class Models:
+    """All models. `notes`: sentences about services that do not answer."""
+
+    models: list[Model]
+    notes: list[str]
+    is_starting: bool
+    can_roll_back: bool
+
+
+class ModelReader:
+    """Reads the models from MLflow, and their servers from the Kubernetes objects.
+
+    `server_address`: returns the address of a Service; `is_serving`: returns False if the servers
+    of this machine are down; `can_roll_back`: the page may roll back.
+    """
+
+    def __init__(
+        self,
+        tracking_server: Tracking,
+        open_objects: Callable[[], KubernetesObjects],
+        list_names: Callable[[], Iterable[str]],
+        server_address: Callable[[Object], str],
+        is_serving: Callable[[], bool],
+        can_roll_back: bool,
+    ) -> None:
+        self.tracking = tracking_server
+        self.open_objects = open_objects
+        self.list_names = list_names
+        self.server_address = server_address
+        self.is_serving = is_serving
+        self.can_roll_back = can_roll_back
+
+    def read(self, query: Mapping[str, str]) -> Models:
+        """Return all models, and sentences about services that do not answer."""
+        notes = []
+        problem = self.tracking.connect()
+        names: set[str] = set()
+        if problem:
+            notes.append(problem)
+        else:
+            try:
+                names.update(_list_models())
+            except RekindleError as error:
+                problem = str(error)
+                notes.append(problem)
+
+        try:
+            names.update(self.list_names())
+        except RekindleError as error:
+            notes.append(f"The servers cannot be read: {error}")
+
+        models = []
+        for name in sorted(names)[:MAX_MODELS]:
+            try:
+                models.append(self._read_model(name, has_tracking=not problem))
+            except RekindleError as error:
+                notes.append(f"{name} cannot be read: {error}")
+
+        return Models(models, notes, problem == STARTING, self.can_roll_back)
+
+    def _read_model(self, name: str, has_tracking: bool) -> Model:
+        try:
+            objects = self.open_objects()
+            service = objects.find("Service", name)
+            deployments = objects.deployments(name)
+        except ApiError:
+            # the reader may see the releases, but not the servers
+            service = None
+            deployments = []
+
+        champion = tracking.champion(name) if has_tracking else None
+        versions = _list_versions(name) if has_tracking else []
+        deployment_names = {deployment["metadata"]["name"] for deployment in deployments}
+        releases = [
+            _make_release(version, champion.version if champion else "", deployment_names)
+            for version in versions[:MAX_RELEASES]
+        ]
+        promoted = {release.deployment: release.version for release in releases}
+
+        return Model(
+            name,
+            champion.version if champion else "",
+            _promotion_time(champion, releases) if champion else None,
+            [self._make_server(item, service, promoted) for item in deployments],
+            releases,
+            _find_drift(name) if has_tracking else None,
+            [release.version for release in releases if release.can_roll_back],
+        )
+
+    def _make_server(
+        self, deployment: Object, service: Object | None, promoted: Mapping[str, str]
+    ) -> Server:
+        name = deployment["metadata"]["name"]
+        selector = (service or {}).get("spec", {}).get("selector") or {}
+        has_traffic = selector.get(INSTANCE_LABEL) == name
+        ready = (deployment.get("status") or {}).get("readyReplicas") or 0
+        return Server(
+            name,
+            promoted.get(name, ""),
+            self.server_address(service) if service and has_traffic else "",
+            ready if self.is_serving() else 0,
+            deployment["spec"].get("replicas", 1),
+            has_traffic,
+        )
+
+
+def list_served_models(deployments: Iterable[Object]) -> set[str]:
+    """Return the models that Deployments serve."""
+    labels = [(item["metadata"].get("labels") or {}) for item in deployments]
+    return {
+        label[NAME_LABEL] for label in labels if NAME_LABEL in label and INSTANCE_LABEL in label
+    }
+
+
+def _list_models() -> list[str]:
+    page = request(
+        "GET",
+        "mlflow/registered-models/search",
+        mlflow_api.ModelsPage,
+        params={"max_results": MAX_MODELS},
+    )
+    return [model.name for model in page.registered_models]
+
+
+def _list_versions(name: str) -> list[mlflow_api.ModelVersion]:
+    """Return the versions of a model, newest first."""
+    search = {"filter": condition("name", name), "max_results": 1000}
+    page = request("GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search)
+    versions = [version for version in page.model_versions if version.name == name]
+    return sorted(versions, key=lambda version: -int(version.version))
+
+
+def _make_release(
+    version: mlflow_api.ModelVersion, champion: str, deployments: set[str]
+) -> ModelRelease:
+    deployment = version.tags.get(tracking.DEPLOYMENT, "")
+    run = _find_run(version.run_id)
+    return ModelRelease(
+        version.version,
+        version.version == champion,
+        run.data.tags.get(tracking.WORKFLOW, "") if run else "",
+        format_ms(version.creation_timestamp),
+        deployment,
+        deployment in deployments and version.version != champion,
+        select_measures(run.data.metrics) if run else {},
+    )
+
+
+def _find_run(run_id: str) -> mlflow_api.Run | None:
+    """Return a run, or None if it was deleted."""
+    if not run_id:
+        return None
+    try:
+        return request(
+            "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
+        ).run
+    except mlflow_api.RequestRefused:
+        return None
+
+
+def select_measures(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures of an evaluation among the metrics of a run."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if any(f"{prefix}{name}" in metrics for prefix in COMPARED)
+    }
+
+
+def _promotion_time(champion: tracking.Release, releases: list[ModelRelease]) -> str | None:
+    """Return the time when the champion was promoted; None after a rollback, which is not
+    recorded."""
+    promoted = [release for release in releases if release.deployment]
+    is_newest = not promoted or promoted[0].version == champion.version
+    run = _find_run(champion.promoted_by) if is_newest else None
+    if run:
+        return format_ms(run.info.end_time or run.info.start_time)
+    return None
+
+
+def _find_drift(name: str) -> Drift | None:
+    """Return the newest check of the requests to a model."""
+    experiments = request(
+        "POST", "mlflow/experiments/search", mlflow_api.ExperimentsPage, json={"max_results": 1000}
+    ).experiments
+    search: dict[str, Any] = {
+        "experiment_ids": [experiment.experiment_id for experiment in experiments],
+        "filter": condition(f"tags.`{tracking.MODEL}`", name),
+        "order_by": ["attributes.start_time DESC"],
+        "max_results": 1,
+    }
+    if not experiments:
+        return None
+
+    runs = request("POST", "mlflow/runs/search", mlflow_api.RunsPage, json=search).runs
+    for run in runs:
+        tags = run.data.tags
+        return Drift(
+            tags.get("verdict", ""),
+            tags.get("reason", ""),
+            tags.get(tracking.WORKFLOW, ""),
+            format_ms(run.info.start_time),
+        )
+    return None
+
+
+def format_ms(milliseconds: int) -> str | None:
+    """Return a time of MLflow in the format of RFC 3339; None if it is unknown."""
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,99 @@
+"""The rows of the list of runs, with facts of trainings."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from argolocal.page.run_list import ReadLogs, RowReader
+from argolocal.page.sources import Run
+from argolocal.state.journal import RunFiles
+from argolocal.view.summary import Step
+from rekindle.blocks.manifest import workflow_origin
+from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
+from rekindle.content.recorded_manifest import unpack_manifest
+from rekindle.documents import InvalidDocument
+from rekindle.errors import RekindleError
+from rekindle.operations import results
+from rekindle.view.progress import LogProgress
+
+SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or a backfill set
+# runs of the same config record the same manifest
+MAX_CACHED_MANIFESTS = 16
+
+
+class RekindleRows(RowReader):
+    """Adds the verdict, the model and the cost of a run, and the progress of a training.
+
+    `home`: home with the logs of the runs, or None for the runs of a cluster.
+    """
+
+    filters = ("Model",)
+
+    def __init__(self, home: Path | None, read_logs: ReadLogs = lambda run: {}) -> None:
+        super().__init__(read_logs)
+        self.home = home
+
+    def pipeline(self, run: Run) -> str:
+        return workflow_origin.pipeline_label(run.manifest) or super().pipeline(run)
+
+    def facts(self, run: Run) -> Mapping[str, str]:
+        return {
+            "Verdict": results.parameters(run.status).get("verdict", ""),
+            "Model": model_of(run),
+            "Cost": describe_cost(run),
+            SCHEDULED: workflow_origin.read_parameter(run.manifest, SCHEDULED_TIME),
+        }
+
+    def progress(self, name: str, running_steps: Sequence[Step]) -> str:
+        if self.home is None or not running_steps:
+            return ""
+        reader = LogProgress(name, RunFiles(self.home, name).logs, self.home / "deployments")
+        return next(filter(None, map(reader.of, running_steps)), "")
+
+
+def model_of(run: Run) -> str:
+    """Return the registered model that a run trains or uses; "" without a model."""
+    released_models = {release.model for release in results.releases(run.status)}
+    if released_models:
+        return ", ".join(sorted(released_models))
+    if not workflow_origin.is_rekindle(run.manifest):
+        return ""
+
+    config = workflow_origin.read_config_or_empty(run.manifest)
+    # pipelines that do not train name the model that they use, as scoring.model
+    for section in config.values():
+        model = section.get("model") if isinstance(section, dict) else None
+        if isinstance(model, str):
+            return model
+    return workflow_origin.pipeline_label(run.manifest) or ""
+
+
+def describe_cost(run: Run) -> str:
+    """Return the cost of a run, such as "1.20 USD"; "" without prices, or with malformed ones."""
+    # imported here to keep the start of the page fast
+    from rekindle.training.cost import tariff
+    from rekindle.training.cost.run_cost import compute_run_costs
+
+    try:
+        manifest = _read_recorded_manifest(run.manifest)
+        costs = compute_run_costs(run.status, manifest, tariff.read_prices(manifest))
+    except RekindleError:
+        return ""
+    return str(costs.get("words", "")).partition(" (")[0]
+
+
+def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
+    text = workflow_origin.read_parameter(workflow, "manifest")
+    if not text:
+        return workflow
+    try:
+        return _unpack(text)
+    except InvalidDocument:
+        # a manifest that Rekindle did not render may have a parameter with this name
+        return workflow
+
+
+@lru_cache(MAX_CACHED_MANIFESTS)
+def _unpack(text: str) -> Any:
+    return unpack_manifest(text)

@@ -1,0 +1,267 @@
+"""The section `schedules`: the schedules of the project or of a cluster, with their next times and
+the times that were missed."""
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from argolocal.common.files import read_regular
+from argolocal.language.yaml_text import parse
+from argolocal.manifest import cron
+from argolocal.manifest.types import Object
+from argolocal.page.run_list import RunRow
+from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, Cluster
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.page.rows import SCHEDULED
+
+NEXT_TIMES = 3
+MAX_DAYS_AHEAD = 400
+MAX_DAYS_BACK = 31
+MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIGS = 200
+# a run may start this late before its time counts as missed
+LATE_AFTER = timedelta(minutes=2)
+DESCRIPTORS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+LOCAL_NOTE = (
+    "This machine does not start runs by itself. `rekindle schedule CONFIG` applies a schedule to a"
+    " cluster; `rekindle backfill CONFIG` runs missed times here."
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One schedule. Times are in the format of RFC 3339. `missed`: times without a run, newest
+    first; `problem`: a sentence about an invalid schedule; `command`: the command that runs the
+    missed times."""
+
+    name: str
+    source: str
+    cron: str
+    timezone: str
+    is_suspended: bool
+    next_times: list[str] = field(default_factory=list)
+    last_run: str = ""
+    last_time: str | None = None
+    missed: list[str] = field(default_factory=list)
+    command: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """All schedules that are known."""
+
+    schedules: list[Schedule]
+    notes: list[str]
+
+
+class ProjectSchedules:
+    """The schedules in the configs of the project. A time is missed if it is after the oldest known
+    run of the pipeline, and no run has this scheduled time.
+
+    `list_rows`: returns the rows of all runs, newest first.
+    """
+
+    def __init__(self, project: Path, list_rows: Callable[[], Sequence[RunRow]]) -> None:
+        self.project = project
+        self.list_rows = list_rows
+
+    def read(self, query: Mapping[str, str]) -> Schedules:
+        """Return the schedules of all configs that have the section `schedule`."""
+        rows = self.list_rows()
+        now = datetime.now(UTC)
+        schedules = []
+        for path in sorted((self.project / "configs").glob("*.yaml"))[:MAX_CONFIGS]:
+            config = _read_config(path)
+            section = config.get("schedule")
+            if isinstance(section, dict):
+                name = str(config.get("name") or path.stem)
+                schedules.append(self._make(name, path, section, rows, now))
+
+        notes = [LOCAL_NOTE]
+        if not schedules:
+            notes.append(f"No config in {self.project / 'configs'} has the section `schedule`.")
+        return Schedules(schedules, notes)
+
+    def _make(
+        self,
+        name: str,
+        path: Path,
+        section: Mapping[str, Any],
+        rows: Iterable[RunRow],
+        now: datetime,
+    ) -> Schedule:
+        config = f"configs/{path.name}"
+        line = str(section.get("cron") or "0 3 * * 1")
+        timezone = str(section.get("timezone") or "UTC")
+        suspended = section.get("suspend") is True
+        problem = find_problem([line], timezone)
+        if problem:
+            return Schedule(name, config, line, timezone, suspended, problem=problem)
+
+        runs = [row for row in rows if row.pipeline == name and row.started]
+        last = runs[0] if runs else None
+        covered = {parse_time(row.facts[SCHEDULED]) for row in runs if row.facts.get(SCHEDULED)}
+        missed: list[datetime] = []
+        if last and last.started:
+            oldest = parse_time(runs[-1].started or last.started)
+            start = max(oldest, now - timedelta(days=MAX_DAYS_BACK))
+            missed = [
+                time for time in list_times([line], timezone, start, now) if time not in covered
+            ]
+
+        return Schedule(
+            name,
+            config,
+            line,
+            timezone,
+            suspended,
+            next_times([line], timezone, now),
+            last.name if last else "",
+            last.started if last else None,
+            [format_time(time) for time in reversed(missed)],
+            _backfill_command(config, missed, timezone),
+        )
+
+
+class ClusterSchedules:
+    """The CronWorkflows in a namespace."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def read(self, query: Mapping[str, str]) -> Schedules:
+        """Return the schedules, or a sentence if the reader may not see them."""
+        try:
+            objects = self.cluster.list_objects(CRON_WORKFLOWS)
+        except RekindleError as error:
+            return Schedules([], [f"The schedules cannot be read: {error}"])
+
+        now = datetime.now(UTC)
+        schedules = [make_cluster_schedule(item, now) for item in objects]
+        notes = []
+        if not schedules:
+            notes.append(
+                f"Namespace {self.cluster.namespace} does not contain a schedule: `rekindle"
+                " schedule CONFIG` applies one."
+            )
+        return Schedules(sorted(schedules, key=lambda schedule: schedule.name), notes)
+
+
+def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
+    """Return the schedule of a CronWorkflow. A time is missed if it is after the last run that
+    Argo started."""
+    spec = item["spec"]
+    status = item.get("status") or {}
+    lines = spec.get("schedules") or [spec.get("schedule", "")]
+    timezone = spec.get("timezone") or "UTC"
+    suspended = bool(spec.get("suspend"))
+    active = status.get("active") or []
+    last = status.get("lastScheduledTime")
+    problem = find_problem(lines, timezone)
+    missed: list[datetime] = []
+    upcoming: list[str] = []
+
+    if not problem:
+        upcoming = [] if suspended else next_times(lines, timezone, now)
+        if last and not suspended:
+            start = max(parse_time(last), now - timedelta(days=MAX_DAYS_BACK))
+            missed = list_times(lines, timezone, start, now - LATE_AFTER)
+
+    return Schedule(
+        item["metadata"]["name"],
+        "CronWorkflow",
+        " | ".join(lines),
+        timezone,
+        suspended,
+        upcoming,
+        str(active[-1].get("name") or "") if active else "",
+        last,
+        [format_time(time) for time in reversed(missed)],
+        problem=problem,
+    )
+
+
+def find_problem(lines: Iterable[str], timezone: str) -> str:
+    """Return a sentence about an invalid schedule or time zone, or ""."""
+    for line in lines:
+        reason = cron.schedule_error(line)
+        if reason:
+            return f"The schedule {line!r} is invalid: {reason}."
+    reason = cron.timezone_error(timezone)
+    if reason:
+        return f"The time zone {timezone!r} is invalid: {reason}"
+    return ""
+
+
+def next_times(lines: Sequence[str], timezone: str, now: datetime) -> list[str]:
+    """Return the next times of a schedule."""
+    end = now + timedelta(days=MAX_DAYS_AHEAD)
+    times: set[datetime] = set()
+    for line in lines:
+        future = (time for time in _iterate_times([line], timezone, now, end) if time > now)
+        times.update(islice(future, NEXT_TIMES))
+    return [format_time(time) for time in sorted(times)[:NEXT_TIMES]]
+
+
+def list_times(
+    lines: Sequence[str], timezone: str, start: datetime, end: datetime
+) -> list[datetime]:
+    """Return the times of a schedule after `start` until `end`, oldest first."""
+    times = _iterate_times(lines, timezone, start, end)
+    return sorted({time for time in times if start < time <= end})
+
+
+def _iterate_times(
+    lines: Sequence[str], timezone: str, start: datetime, end: datetime
+) -> Iterator[datetime]:
+    zone = ZoneInfo(timezone)
+    for line in lines:
+        fields = DESCRIPTORS.get(line, line)
+        # the times of "@every" depend on the last run
+        if not fields.startswith(("@", "TZ=", "CRON_TZ=")):
+            first_day = start.astimezone(zone).date()
+            yield from cron.run_times(fields, timezone, first_day, end.astimezone(zone).date())
+
+
+def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
+    if not missed:
+        return ""
+    zone = ZoneInfo(timezone)
+    first = missed[0].astimezone(zone).date()
+    last = missed[-1].astimezone(zone).date()
+    arguments = ["backfill", config, "--from", str(first), "--to", str(last)]
+    return shlex.join(["rekindle", *arguments])
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """Return the content of a config; {} for a file that is not a config."""
+    try:
+        documents = parse(read_regular(path, MAX_CONFIG_BYTES).decode())
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return {}
+    first = next(iter(documents), None)
+    return first if isinstance(first, dict) else {}
+
+
+def parse_time(text: str) -> datetime:
+    """Return a time in the format of RFC 3339; without a time zone, it is in UTC."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def format_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="minutes")

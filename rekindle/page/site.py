@@ -1,0 +1,156 @@
+"""The page of `rekindle ui`: its tabs, its sections and its server."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from argolocal.common.checked_names import RunName
+from argolocal.common.json_text import loads
+from argolocal.page import server
+from argolocal.page.actions.processes import Commands
+from argolocal.page.actions.run_actions import make_actions
+from argolocal.page.application import Page, Parts, RunDocument, Section
+from argolocal.page.run_list import RunRows
+from argolocal.page.site import make_tabs
+from argolocal.page.sources import LocalRuns, Run, RunSource
+from argolocal.page.tab import Tab
+from argolocal.page.tabs.artifacts import ArtifactsTab
+from argolocal.page.tabs.overview import OverviewTab
+from rekindle import project, tracking
+from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS
+from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.local_objects import LocalObjects
+from rekindle.local.services.services import Services
+from rekindle.page.artifacts import artifacts_of_home
+from rekindle.page.mlflow import LocalTracking
+from rekindle.page.models import ModelReader, Models, list_served_models
+from rekindle.page.rows import RekindleRows
+from rekindle.page.schedules import ProjectSchedules, Schedules
+from rekindle.page.steps import describe_verdicts, find_internal
+from rekindle.page.tabs.all_tabs import make_training_tabs
+from rekindle.page.tabs.curve_points import DatabaseCurves, ServerCurves
+from rekindle.page.tabs.records import open_records
+from rekindle.page.training_actions import RollBack, Scale
+from rekindle.view import overview
+from rekindle.view.explain import explain
+
+PACKAGES = ("rekindle.page", "argolocal.page")
+
+
+def make_rekindle_tabs(
+    home: Path, source: RunSource, overview: OverviewTab, artifacts: ArtifactsTab
+) -> list[Tab]:
+    """Return the tabs of a run. The tabs of trainings follow the overview."""
+    curves = ServerCurves() if os.environ.get(MLFLOW_TRACKING_URI) else DatabaseCurves(home)
+    first_tab, *general_tabs = make_tabs(source, overview, artifacts)
+    training_tabs = make_training_tabs(source, open_records(home), curves)
+    return [first_tab, *training_tabs, *general_tabs]
+
+
+def find_mlflow_page(home: Path, name: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the address of MLflow's page of a run or, without a name, of the newest run's
+    experiment. Starts MLflow if needed. Raises TrackingError."""
+    environ = dict(os.environ if environ is None else environ)
+    services = Services(home, environ)
+    os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
+    page = tracking.find_page_address(name)
+    if environ.get(MLFLOW_TRACKING_URI):
+        return page
+    return services.login_page(page)
+
+
+def serve(home: Path, name: str | None, port: int | None, announce: Callable[[str], None]) -> None:
+    """Serve the page of a home until SIGINT or SIGTERM. Raises ConfigError if the port is
+    taken."""
+    app = Page(make_parts(home)).application()
+    token = server.read_token(home)
+    server.serve(app, token, server.listen(port), name_run(name, announce))
+
+
+def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that announces the address of the run `name` instead of the list."""
+
+    def announce_run(address: str) -> None:
+        if name:
+            address = address.replace("/?", f"/runs/{name}?")
+        announce(address)
+
+    return announce_run
+
+
+def make_parts(home: Path) -> Parts:
+    """Return the parts of the page of a home."""
+    # the page's own environment changes when it connects to MLflow; commands get this one
+    environ = dict(os.environ)
+    commands = Commands(home, environ)
+    source = LocalRuns(home)
+    rows = RunRows(source, RekindleRows(home, source.logs))
+    stored_artifacts = artifacts_of_home(home)
+    artifacts = ArtifactsTab(source, stored_artifacts)
+    overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
+
+    def open_mlflow(request: Request) -> Response:
+        run_name = RunName.or_none(request.query_params.get("run", "")) or ""
+        return RedirectResponse(find_mlflow_page(home, run_name, environ), 303)
+
+    return Parts(
+        source,
+        make_rekindle_tabs(home, source, overview_tab, artifacts),
+        sections=[
+            Section("models", "Models", Models, make_model_reader(home, environ).read),
+            Section(
+                "schedules",
+                "Schedules",
+                Schedules,
+                ProjectSchedules(Path(project.search_path()[0]), rows.all).read,
+            ),
+        ],
+        rows=rows,
+        packages=PACKAGES,
+        routes=[Route("/mlflow", open_mlflow), *artifacts.routes()],
+        links={"MLflow": "/mlflow"},
+        actions=[*make_actions(home, commands, RESERVED_PARAMETERS), Scale(home, None)],
+        page_actions=[RollBack(commands, None)],
+        documents=make_documents(home),
+    )
+
+
+def make_documents(home: Path) -> list[RunDocument]:
+    """Return the objects about a run that the commands print."""
+
+    def build_status(run: Run) -> dict[str, Any]:
+        return overview.as_object(home, run.name, run.manifest, run.status)
+
+    def build_explanation(run: Run) -> dict[str, Any]:
+        return loads(explain(home, run.name, as_json=True))
+
+    return [
+        RunDocument("status", "The object of `rekindle status -o json`", build_status),
+        RunDocument("explain", "The object of `rekindle explain -o json`", build_explanation),
+    ]
+
+
+def make_model_reader(home: Path, environ: Mapping[str, str]) -> ModelReader:
+    """Return the reader of the models of a home."""
+    cluster = LocalCluster(home)
+
+    def list_names() -> set[str]:
+        return list_served_models(cluster.deployments.objects().values())
+
+    def server_address(service: Mapping[str, Any]) -> str:
+        return f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
+
+    return ModelReader(
+        LocalTracking(home, environ),
+        lambda: LocalObjects(cluster),
+        list_names,
+        server_address,
+        lambda: bool(cluster.deployments.running()),
+        can_roll_back=True,
+    )

@@ -1,0 +1,34 @@
+"""Rekindle's additions to the overview of a run: the verdicts, and the recognition of internal
+steps."""
+
+from argolocal.page.sources import Run
+from argolocal.page.tabs.graph_fold import IsInternal
+from argolocal.page.tabs.graph_plan import Plan, PlannedStep
+from rekindle.operations import results
+from rekindle.view.plumbing import DONE, NOT_RUN, InternalSteps
+
+
+def describe_verdicts(run: Run) -> list[str]:
+    """Return a sentence for the verdict of each evaluation of a run, with its reason."""
+    sentences: list[str] = []
+    rows = results.verdicts(run.status)
+    for row in rows:
+        if row.get("verdict"):
+            task = f" of {row['task']}" if len(rows) > 1 else ""
+            sentences.append(f"Verdict{task}: {row['verdict']}. {row.get('reason') or ''}".strip())
+    return sentences
+
+
+def find_internal(plan: Plan) -> IsInternal:
+    """Return a function that recognizes the steps of a run that blocks add. A step that runs or has
+    failed is never internal."""
+    internal_steps = InternalSteps(plan.run.manifest, plan.run.status)
+
+    def is_internal(step: PlannedStep) -> bool:
+        if step.phase not in (*DONE, "Planned"):
+            return False
+        is_run = step.phase not in (*NOT_RUN, "Planned")
+        task = str(step.task.get("name") or "")
+        return internal_steps.is_added(task, step.template, step.parent or {}, is_run)
+
+    return is_internal

@@ -1,0 +1,198 @@
+"""The tab `canary`: the shares of the traffic that a new model got, the requests of both models,
+and the outcome."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from argolocal.common import causes
+from argolocal.page.sources import Run
+from argolocal.view.summary import outputs, timestamp
+from rekindle.errors import RekindleError
+from rekindle.page.tabs.charts import LineChart, Point, Series, format_number
+from rekindle.page.tabs.curve_points import CurveReader
+from rekindle.page.tabs.records import Records
+from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
+
+FIGURES = ("requests", "errors", "median_ms")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts of one model during a step of the canary; None if they are not recorded."""
+
+    requests: float | None
+    errors: float | None
+    median_ms: float | None
+
+    @property
+    def texts(self) -> list[str]:
+        values = (self.requests, self.errors, self.median_ms)
+        return ["–" if value is None else format_number(round(value, 3)) for value in values]
+
+
+@dataclass(frozen=True)
+class CanaryStep:
+    """A step of a canary: the candidate got `percent` of the traffic.
+
+    `score_shift`: largest Kolmogorov-Smirnov distance between the predictions of both models.
+    """
+
+    percent: int
+    state: str
+    started: str
+    second: float
+    seconds: float | None
+    outcome: str
+    candidate: Figures
+    champion: Figures
+    score_shift: float | None
+
+    @property
+    def shift_text(self) -> str:
+        return "–" if self.score_shift is None else f"{self.score_shift:.3f}"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A canary: its planned shares in percent, its steps, and its outcome."""
+
+    words: str
+    planned: list[int]
+    steps: list[CanaryStep]
+    candidate: str
+    champion: str
+    limits: Mapping[str, str]
+    chart: LineChart | None
+    problem: str = ""
+
+
+class CanaryTab:
+    """The tab `canary`."""
+
+    name = "canary"
+    title = "Canary"
+    content = Rollout
+
+    def __init__(self, records: Records, curves: CurveReader) -> None:
+        self.records = records
+        self.curves = curves
+
+    def is_shown(self, run: Run) -> bool:
+        return bool(self._config(run)) or bool(watch_nodes(run))
+
+    def _config(self, run: Run) -> Mapping[str, Any]:
+        serve = self.records.facts(run).config.get("serve")
+        canary = serve.get("canary") if isinstance(serve, Mapping) else None
+        return canary if isinstance(canary, Mapping) else {}
+
+    def build(self, run: Run, query: Mapping[str, str]) -> Rollout:
+        problem = ""
+        metrics: Mapping[str, list[Point]] = {}
+        try:
+            pipeline = self.records.facts(run).pipeline or run.name
+            metrics = self.curves.read(run.name, pipeline)
+        except RekindleError as error:
+            problem = f"The requests of the models are not known: {error}"
+
+        config = self._config(run)
+        nodes = watch_nodes(run)
+        start = min((timestamp(node["startedAt"]) for node in nodes), default=0.0)
+        steps = [_make_step(node, metrics, start) for node in nodes]
+        inputs = outputs({"outputs": nodes[-1].get("inputs")}) if nodes else {}
+        planned = [share for share in config.get("steps") or [] if isinstance(share, int)]
+        limits = {
+            "minimum of requests": str(config.get("requests", "")),
+            "largest response time, relative": str(config.get("slower", "")),
+            "largest shift of the predictions": str(config.get("score_shift", "")),
+        }
+        return Rollout(
+            describe(steps, inputs, bool(nodes)),
+            planned,
+            [step for step in steps if step.percent],
+            inputs.get("version", ""),
+            inputs.get("champion", ""),
+            {name: value for name, value in limits.items() if value},
+            _make_chart(steps),
+            problem,
+        )
+
+
+def watch_nodes(run: Run) -> list[Mapping[str, Any]]:
+    """Return the nodes of the steps that compare the models, in the order of their start."""
+    nodes: list[Mapping[str, Any]] = []
+    for node in list((run.status.get("nodes") or {}).values()):
+        if node.get("type") != "Pod" or not node.get("startedAt"):
+            continue
+        inputs = outputs({"outputs": node.get("inputs")})
+        if {"percent", "rule", "former"} <= inputs.keys():
+            nodes.append(node)
+    return sorted(nodes, key=lambda node: node["startedAt"])
+
+
+def _make_step(
+    node: Mapping[str, Any], metrics: Mapping[str, list[Point]], start: float
+) -> CanaryStep:
+    inputs = outputs({"outputs": node.get("inputs")})
+    text = inputs.get("percent", "0")
+    percent = int(text) if text.isdecimal() and len(text) < 4 else 0
+    began = timestamp(node["startedAt"])
+    end = node.get("finishedAt")
+
+    def figure(name: str) -> float | None:
+        points = metrics.get(f"canary.{percent}.{name}")
+        return points[-1][1] if points else None
+
+    candidate, champion = (
+        Figures(*(figure(f"{model}.{name}") for name in FIGURES))
+        for model in ("candidate", "champion")
+    )
+    return CanaryStep(
+        percent,
+        (node.get("phase") or "Pending").lower(),
+        node["startedAt"],
+        round(began - start, 3),
+        round(timestamp(end) - began, 3) if end else None,
+        outputs(node).get("canary", ""),
+        candidate,
+        champion,
+        figure("score_shift"),
+    )
+
+
+def describe(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bool) -> str:
+    """Return a sentence about the outcome."""
+    watched = [step for step in steps if step.percent]
+    version = f"version {inputs['version']}" if inputs.get("version") else "the candidate"
+    if not has_started:
+        return "The canary has not started."
+    if not watched and inputs.get("champion"):
+        return f"The canary of {version} starts."
+    if not watched:
+        return f"{version.capitalize()} was released at once: no model served earlier."
+
+    last = watched[-1]
+    if not last.outcome:
+        if last.state in ("running", "pending"):
+            return f"{version.capitalize()} gets {last.percent} % of the requests now."
+        return f"The comparison at {last.percent} % of the requests has {last.state}."
+    if last.outcome == PASSED:
+        share = f"{last.percent} % of the requests"
+        return f"{version.capitalize()} passed at all shares, at last {share}."
+    if last.outcome == CHAMPION_CHANGED:
+        return f"The canary of {version} ended, because another version became the champion."
+    reason = causes.extract_cause(last.outcome.partition(": ")[2])
+    return f"{version.capitalize()} was rolled back: {reason}."
+
+
+def _make_chart(steps: list[CanaryStep]) -> LineChart | None:
+    """Return the share of the candidate over time, as steps."""
+    points: list[Point] = []
+    for step in steps:
+        end = step.second + (step.seconds or 0.0)
+        points += [(step.second, float(step.percent)), (end, float(step.percent))]
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    return LineChart(
+        "Share of the requests of the candidate, in percent", "s", [Series("share", points)]
+    )

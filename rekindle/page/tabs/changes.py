@@ -1,0 +1,261 @@
+"""The tab `changes`: the differences from the last run of the pipeline, and the steps whose results
+come from the cache."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from argolocal.common.json_text import to_json
+from argolocal.common.wording import cut, format_duration
+from argolocal.page.sources import Run
+from argolocal.view.summary import timestamp
+from rekindle import project, tracking
+from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS
+from rekindle.blocks.manifest.repository import GitError, open_repository
+from rekindle.errors import RekindleError
+from rekindle.names import CommitId
+from rekindle.operations import results
+from rekindle.page.tabs.charts import format_number
+from rekindle.page.tabs.records import Records
+from rekindle.page.tabs.siblings import Siblings
+
+MAX_COMMITS = 20
+MAX_VALUE_LENGTH = 200
+MISSING = "–"
+DIRTY = "-dirty"
+# kinds of changes in the order of the table; the words for the sentence
+KINDS = {
+    "code": ("commit", "commits"),
+    "packages": ("lock file", "lock files"),
+    "config": ("setting", "settings"),
+    "image": ("image", "images"),
+    "data": ("fact of the data", "facts of the data"),
+    "parameter": ("parameter", "parameters"),
+}
+# outputs of the steps that describe the data
+DATA_OUTPUTS = ("source_digest", "digest", "rows")
+DATA_NAMES = {"source_digest": "source", "digest": "dataset", "rows": "rows"}
+# settings that describe the image; the others are settings of the run
+IMAGE_SETTINGS = ("cluster.image",)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference between two runs. `kind`: a key of KINDS, or `result`."""
+
+    kind: str
+    name: str
+    previous: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of the project between the two runs."""
+
+    sha: str
+    subject: str
+
+
+@dataclass(frozen=True)
+class CachedStep:
+    """A step whose outputs come from an earlier run."""
+
+    step: str
+    run: str
+    earlier_step: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The differences of a run from an earlier one (`earlier`; "" if it is the first).
+
+    `others`: runs that it can be compared with. `problem`: why the cached steps are unknown.
+    """
+
+    words: str
+    earlier: str
+    earlier_started: str | None
+    changes: list[Change]
+    results: list[Change]
+    commits: list[Commit]
+    cached: list[CachedStep]
+    others: list[str]
+    problem: str = ""
+
+
+class ChangesTab:
+    """The tab `changes`."""
+
+    name = "changes"
+    title = "Changes"
+    content = Changes
+
+    def __init__(self, records: Records, siblings: Siblings) -> None:
+        self.records = records
+        self.siblings = siblings
+
+    def is_shown(self, run: Run) -> bool:
+        return bool(self.records.facts(run).config)
+
+    def build(self, run: Run, query: Mapping[str, str]) -> Changes:
+        name = query.get("with", "")
+        earlier = self.siblings.read(run, name) if name else self.siblings.previous(run)
+        others = self.siblings.names(run)
+
+        try:
+            sources = self.records.reused(run)
+            problem = ""
+        except RekindleError as error:
+            sources = {}
+            problem = f"The cached steps are not known: {error}"
+        cached = [
+            CachedStep(step, source.partition("/")[0], source.partition("/")[2])
+            for step, source in sources.items()
+        ]
+
+        if earlier is None:
+            words = (
+                f"This is the first run of {self.records.facts(run).pipeline or 'its pipeline'}."
+            )
+            return Changes(words, "", None, [], [], [], cached, others, problem)
+
+        changes = list(self._compare(earlier, run))
+        return Changes(
+            describe(changes, earlier.name),
+            earlier.name,
+            earlier.created,
+            changes,
+            list(compare_results(earlier, run)),
+            list_commits(
+                *(self.records.facts(item).parameters.get("git_sha", "") for item in (earlier, run))
+            ),
+            cached,
+            others,
+            problem,
+        )
+
+    def _compare(self, earlier: Run, run: Run) -> Iterator[Change]:
+        """Yield the differences of the origins of two runs."""
+        previous = self._facts(earlier)
+        now = self._facts(run)
+        for kind in KINDS:
+            yield from compare(kind, previous[kind], now[kind])
+
+    def _facts(self, run: Run) -> dict[str, dict[str, str]]:
+        """Return the facts about the origin of a run, by kind and name."""
+        facts = self.records.facts(run)
+        parameters = facts.parameters
+        settings = {
+            name: value if isinstance(value, str) else to_json(value)
+            for name, value in tracking.flatten(facts.config).items()
+        }
+        images = {name: settings.pop(name) for name in IMAGE_SETTINGS if name in settings}
+        values = all_outputs(run)
+        return {
+            "code": {"git commit": parameters.get("git_sha", "")},
+            "packages": {"lock file": parameters.get("lock_hash", "")[:12]},
+            "config": settings,
+            "image": images,
+            "data": {DATA_NAMES[name]: values[name] for name in DATA_OUTPUTS if name in values},
+            "parameter": {
+                name: value for name, value in parameters.items() if name not in RESERVED_PARAMETERS
+            },
+        }
+
+
+def all_outputs(run: Run) -> dict[str, str]:
+    """Return the first value of each output of the steps of a run, by name."""
+    values: dict[str, str] = {}
+    for node in list((run.status.get("nodes") or {}).values()):
+        for item in (node.get("outputs") or {}).get("parameters") or []:
+            if item.get("value"):
+                values.setdefault(item["name"], str(item["value"]))
+    return values
+
+
+def compare(kind: str, previous: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the names whose values differ."""
+    for name in dict.fromkeys([*previous, *now]):
+        old = previous.get(name, "")
+        new = now.get(name, "")
+        # facts of a step that has not run yet are unknown, not different
+        is_unknown = kind == "data" and not (old and new)
+        if old != new and not is_unknown:
+            yield Change(kind, name, _show(old), _show(new))
+
+
+def _show(value: str) -> str:
+    if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removesuffix(DIRTY)):
+        has_changes = value.endswith(DIRTY)
+        return value[:12] + (" with uncommitted changes" if has_changes else "")
+    return cut(value, MAX_VALUE_LENGTH) or MISSING
+
+
+def describe(changes: list[Change], earlier: str) -> str:
+    """Return a sentence about the numbers of changes, and the equal kinds of facts."""
+    counts = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
+    different = [
+        f"{count} {KINDS[kind][count > 1]}" if kind not in ("code", "data") else f"the {kind}"
+        for kind, count in counts.items()
+        if count
+    ]
+    equal = [kind for kind in ("code", "config", "data") if not counts[kind]]
+    if len(equal) > 1:
+        same = f" The {' and the '.join(equal)} are equal."
+    else:
+        same = f" The {equal[0]} is equal." if equal else ""
+
+    if not different:
+        return f"Nothing differs from {earlier}: neither code nor config nor data."
+    return f"Since {earlier}, {' and '.join(different)} changed.{same}"
+
+
+def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
+    """Yield the verdict, the metrics and the duration of two runs, if they differ."""
+    previous = _results(earlier)
+    now = _results(run)
+    for name in dict.fromkeys([*previous, *now]):
+        if previous.get(name) != now.get(name):
+            yield Change("result", name, previous.get(name, MISSING), now.get(name, MISSING))
+
+
+def _results(run: Run) -> dict[str, str]:
+    values = results.parameters(run.status)
+    facts = {"state": run.phase.lower(), "verdict": values.get("verdict", "")}
+    for row in results.verdicts(run.status):
+        prefix = "" if len(results.verdicts(run.status)) == 1 else f"{row['task']} "
+        facts |= {
+            f"{prefix}{name}": format_number(value)
+            for name, value in row["metrics"].items()
+            if value is not None
+        }
+    start = run.status.get("startedAt")
+    end = run.status.get("finishedAt")
+    if start and end:
+        facts["duration"] = format_duration(timestamp(end) - timestamp(start))
+    return {name: value for name, value in facts.items() if value}
+
+
+def list_commits(previous: str, now: str) -> list[Commit]:
+    """Return the commits between two runs, newest first, if the project is in a git repository that
+    has both."""
+    shas = [sha.removesuffix(DIRTY) for sha in (previous, now)]
+    if shas[0] == shas[1] or not all(CommitId.matches(sha) for sha in shas):
+        return []
+
+    try:
+        with open_repository(project.root()) as repository:
+            if repository is None or not all(map(repository.find_commit, shas)):
+                return []
+            text = repository.git(
+                "log",
+                f"--max-count={MAX_COMMITS}",
+                "--format=%h%x09%s",
+                f"{shas[0]}..{shas[1]}",
+            )
+    except (GitError, RekindleError):
+        return []
+
+    lines = text.decode(errors="replace").splitlines()
+    pairs = [line.partition("\t") for line in lines]
+    return [Commit(sha, subject) for sha, _, subject in pairs]

@@ -1,0 +1,308 @@
+"""Charts of numbers: lines over steps or time, drawn as SVG by the template charts.html.
+
+A chart consists of values, which the JSON of a page contains. Its geometry is in properties, in
+percent of the drawing area, so that a chart fits any width without a script.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from argolocal.common.wording import format_duration
+
+Point = tuple[float, float]
+
+# of each piece of a line, the smallest and the largest value are kept
+MAX_PIECES = 150
+MAX_BANDS = 60
+COLOURS = 6
+TIME_STEPS_S = (
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200),
+    *(86400, 2 * 86400, 7 * 86400, 30 * 86400),
+)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label of an axis; `position` in percent of the axis, from the left or from the top."""
+
+    position: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Band:
+    """A vertical strip of a chart, whose text shows the values there. In percent of the width."""
+
+    x: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Path:
+    """The points of a line, for an SVG polyline in a square of 1000 units."""
+
+    points: str
+    colour: int
+    is_dashed: bool
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point of a line. In percent of the drawing area."""
+
+    x: float
+    y: float
+    colour: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart: its name, its values by x, and how it is drawn."""
+
+    name: str
+    points: list[Point]
+    colour: int = 0
+    is_dashed: bool = False
+
+    @property
+    def newest_text(self) -> str:
+        return format_number(self.points[-1][1])
+
+    @property
+    def first_text(self) -> str:
+        return format_number(self.points[0][1])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The range of the values on an axis."""
+
+    low: float
+    high: float
+    is_logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """Return the position of a value, from 0 to 1."""
+        low, high, value = map(self._scale, (self.low, self.high, value))
+        return (value - low) / (high - low)
+
+    def _scale(self, value: float) -> float:
+        return math.log10(value) if self.is_logarithmic else value
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return about `count` round values within the range."""
+        if self.is_logarithmic:
+            return _logarithmic_ticks(self.low, self.high, count)
+        return linear_ticks(self.low, self.high, count)
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Several lines over the same x axis.
+
+    `x_unit`: "s" for seconds, which the axis shows as durations; otherwise a word such as "step".
+    `has_marks`: each point is marked, and shows its own value, for many lines of few points.
+    """
+
+    title: str
+    x_unit: str
+    series: list[Series]
+    is_logarithmic: bool = False
+    has_marks: bool = False
+
+    @property
+    def x_axis(self) -> Axis:
+        values = [x for series in self.series for x, _ in series.points]
+        low = min(values)
+        high = max(values)
+        return Axis(low, high if high > low else low + 1)
+
+    @property
+    def y_axis(self) -> Axis:
+        values = [y for series in self.series for _, y in series.points]
+        if self.is_logarithmic:
+            values = [value for value in values if value > 0] or [1.0]
+            return Axis(min(values) * 0.95, max(values) * 1.05, is_logarithmic=True)
+
+        low = min(values)
+        high = max(values)
+        margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+        # a value that cannot be negative starts at 0, if it is near
+        if 0 <= low <= 0.4 * high:
+            return Axis(0.0, high + margin)
+        return Axis(low - margin, high + margin)
+
+    @property
+    def paths(self) -> list[Path]:
+        x_axis = self.x_axis
+        y_axis = self.y_axis
+        paths: list[Path] = []
+        for series in self.series:
+            points = [
+                f"{1000 * x_axis.share(x):.1f},{1000 - 1000 * y_axis.share(y):.1f}"
+                for x, y in series.points
+                if y > 0 or not self.is_logarithmic
+            ]
+            if len(points) > 1:
+                paths.append(Path(" ".join(points), series.colour, series.is_dashed))
+        # dashed lines of few points are above the others
+        return sorted(paths, key=lambda path: path.is_dashed)
+
+    @property
+    def dots(self) -> list[Dot]:
+        x_axis = self.x_axis
+        y_axis = self.y_axis
+        marked = [
+            (series, x, y)
+            for series in self.series
+            for x, y in series.points
+            if (self.has_marks or len(series.points) == 1) and (y > 0 or not self.is_logarithmic)
+        ]
+        return [
+            Dot(
+                round(100 * x_axis.share(x), 2),
+                round(100 - 100 * y_axis.share(y), 2),
+                series.colour,
+                f"{series.name}: {format_number(y)} at {self.x_unit} {format_number(x)}",
+            )
+            for series, x, y in marked
+        ]
+
+    @property
+    def x_ticks(self) -> list[Tick]:
+        axis = self.x_axis
+        if self.x_unit == "s":
+            return time_ticks(axis.low, axis.high)
+        return [Tick(round(100 * axis.share(x), 2), format_number(x)) for x in axis.ticks(6)]
+
+    @property
+    def y_ticks(self) -> list[Tick]:
+        axis = self.y_axis
+        return [Tick(round(100 - 100 * axis.share(y), 2), format_number(y)) for y in axis.ticks()]
+
+    @property
+    def bands(self) -> list[Band]:
+        """The strips whose texts show the values of all lines."""
+        if self.has_marks:
+            return []
+
+        axis = self.x_axis
+        xs = sorted({x for series in self.series for x, _ in series.points})
+        count = min(MAX_BANDS, len(xs))
+        chosen = [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
+        edges = [0.0, *(axis.share((a + b) / 2) for a, b in pairwise(chosen))]
+        edges.append(1.0)
+        return [
+            Band(round(100 * low, 3), round(100 * (high - low), 3), self._describe(x))
+            for x, low, high in zip(chosen, edges, edges[1:], strict=False)
+        ]
+
+    def _describe(self, x: float) -> str:
+        if self.x_unit == "s":
+            position = f"after {format_duration(x)}"
+        else:
+            position = f"{self.x_unit} {format_number(x)}"
+
+        values = [
+            f"{series.name} {format_number(_nearest(series.points, x))}" for series in self.series
+        ]
+        return f"{position}: {', '.join(values)}"
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The same values as a table: x, then the value of each line."""
+        xs = sorted({x for series in self.series for x, _ in series.points})
+        count = min(20, len(xs))
+        chosen = [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
+        return [
+            [
+                format_duration(x) if self.x_unit == "s" else format_number(x),
+                *(format_number(_nearest(series.points, x)) for series in self.series),
+            ]
+            for x in chosen
+        ]
+
+
+def _nearest(points: Sequence[Point], x: float) -> float:
+    """Return the value at the last point up to `x`, or at the first point."""
+    index = bisect_left(points, x, key=lambda point: point[0])
+    if index < len(points) and points[index][0] == x:
+        return points[index][1]
+    return points[max(0, index - 1)][1]
+
+
+def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]:
+    """Return at most about two points for each of `pieces` pieces of a line: the smallest and the
+    largest value, so that no peak is lost. The first and the last point are kept."""
+    if len(points) <= 2 * pieces + 2:
+        return list(points)
+
+    kept = [points[0]]
+    count = len(points) - 2
+    for piece in range(pieces):
+        start = 1 + piece * count // pieces
+        end = 1 + (piece + 1) * count // pieces
+        piece_points = points[start:end]
+        extremes = {
+            min(piece_points, key=lambda point: point[1]),
+            max(piece_points, key=lambda point: point[1]),
+        }
+        kept += sorted(extremes)
+
+    return [*kept, points[-1]]
+
+
+def finite(points: Iterable[Point]) -> list[Point]:
+    """Return the points whose values are finite numbers."""
+    return [point for point in points if math.isfinite(point[1])]
+
+
+def linear_ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` multiples of 1, 2 or 5 times a power of ten."""
+    step = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(step))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def _logarithmic_ticks(low: float, high: float, count: int) -> list[float]:
+    decades = math.log10(high / low)
+    factors = (1,) if decades >= 3 else (1, 2, 5)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [
+        factor * 10.0**exponent
+        for exponent in exponents
+        for factor in factors
+        if low <= factor * 10.0**exponent <= high
+    ]
+    if len(ticks) < 2:
+        return linear_ticks(low, high, count)
+    return ticks[:: -(-len(ticks) // (2 * count))]
+
+
+def time_ticks(low: float, high: float) -> list[Tick]:
+    """Return ticks at round durations, for an axis in seconds."""
+    length = high - low
+    step = next((step for step in TIME_STEPS_S if length / step <= 6), TIME_STEPS_S[-1])
+    if length < 6:
+        values = linear_ticks(low, high, 5)
+    else:
+        values = [step * index for index in range(math.ceil(low / step), int(high / step) + 1)]
+    return [
+        Tick(round(100 * (value - low) / length, 2), format_duration(value) if value else "0")
+        for value in values
+    ]
+
+
+def format_number(value: float) -> str:
+    """Format a number with at most five significant digits: `0.034977`, `12000`, `1.2e-07`."""
+    if value == int(value) and abs(value) < 1e7:
+        return f"{int(value):,}".replace(",", " ")
+    return f"{value:.5g}"

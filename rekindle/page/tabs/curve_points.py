@@ -1,0 +1,127 @@
+"""The curves of a run, as its steps have sent them to MLflow: the points of each metric by step.
+
+The database of the embedded MLflow is read directly, so its server need not run.
+"""
+
+import math
+import re
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from rekindle import mlflow_api, tracking
+from rekindle.errors import TrackingError
+from rekindle.local.services.services import DATABASE
+from rekindle.page.tabs.charts import Point, downsample
+
+# metrics of a run that are read, at most
+MAX_CURVES = 60
+DATABASE_TIMEOUT_S = 2.0
+# metrics of curves and canaries
+SHOWN = re.compile(r"(^|/)(train|validation)/|^canary\.")
+MAX_HISTORY = 25_000  # points of one metric in an answer of MLflow
+
+# name of a metric → its points, sorted by step
+Curves = Mapping[str, list[Point]]
+
+
+class CurveReader(Protocol):
+    """Reads the curves of runs. Both methods raise TrackingError."""
+
+    def version(self, name: str) -> str:
+        """Return a text that changes with the curves of a run."""
+        ...
+
+    def read(self, name: str, experiment: str) -> Curves:
+        """Return the curves of a run; {} if MLflow does not have the run."""
+        ...
+
+
+class DatabaseCurves:
+    """The curves in the database of the embedded MLflow of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.file = home / DATABASE
+
+    def version(self, name: str) -> str:
+        try:
+            state = self.file.stat()
+        except FileNotFoundError:
+            return ""
+        return f"{state.st_mtime_ns:x}.{state.st_size:x}"
+
+    def read(self, name: str, experiment: str) -> Curves:
+        if not self.file.exists():
+            return {}
+
+        query = """
+            SELECT key, step, value FROM metrics
+            WHERE run_uuid = (
+                SELECT tags.run_uuid FROM tags JOIN runs ON runs.run_uuid = tags.run_uuid
+                WHERE tags.key = ? AND tags.value = ? AND runs.lifecycle_stage = 'active'
+                ORDER BY runs.start_time LIMIT 1
+            )
+            AND is_nan = 0
+            ORDER BY key, step, timestamp
+        """
+        try:
+            uri = f"{self.file.resolve().as_uri()}?mode=ro"
+            connection = sqlite3.connect(uri, uri=True, timeout=DATABASE_TIMEOUT_S)
+            with closing(connection):
+                rows = connection.execute(query, (tracking.WORKFLOW, name))
+                return _collect(rows)
+        except sqlite3.Error as error:
+            raise TrackingError(
+                f"the curves cannot be read now: {self.file} is not readable ({error})."
+            ) from error
+
+
+def _collect(rows: Any) -> Curves:
+    """Return the curves in rows that are sorted by name, step and time."""
+    curves: dict[str, dict[float, float]] = {}
+    for name, step, value in rows:
+        # the last value of a step counts: an earlier one is of a step that was repeated
+        if isinstance(value, float) and math.isfinite(value):
+            curves.setdefault(name, {})[float(step)] = value
+    return {name: downsample(list(points.items())) for name, points in curves.items()}
+
+
+class HistoryPoint(mlflow_api.Answer):
+    value: float | str
+    step: mlflow_api.Integer = 0
+
+
+class History(mlflow_api.Page):
+    metrics: mlflow_api.Items[HistoryPoint] = Field(default_factory=list)
+
+
+class ServerCurves:
+    """The curves in the MLflow of $MLFLOW_TRACKING_URI."""
+
+    def version(self, name: str) -> str:
+        return ""
+
+    def read(self, name: str, experiment: str) -> Curves:
+        run_id = tracking.find_run(experiment, name)
+        if not run_id:
+            return {}
+
+        run = mlflow_api.request(
+            "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
+        )
+        names = [name for name in sorted(run.run.data.metrics) if SHOWN.search(name)]
+        return {name: self._history(run_id, name) for name in names[:MAX_CURVES]}
+
+    def _history(self, run_id: str, name: str) -> list[Point]:
+        search = {"run_id": run_id, "metric_key": name, "max_results": MAX_HISTORY}
+        page = mlflow_api.request("GET", "mlflow/metrics/get-history", History, params=search)
+        points = {
+            float(point.step): float(point.value)
+            for point in page.metrics
+            if math.isfinite(float(point.value))
+        }
+        return downsample(sorted(points.items()))

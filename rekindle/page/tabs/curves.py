@@ -1,0 +1,185 @@
+"""The tab `curves`: the loss, the learning rate, measures, validation and speed of the trainings of
+a run, and of other runs of the pipeline over them."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Lock
+from typing import Any
+
+from argolocal.common.json_text import loads
+from argolocal.page.sources import Run
+from rekindle.errors import ConfigError, RekindleError, TrackingError
+from rekindle.keys import CURVE, MODEL, key
+from rekindle.page.tabs.charts import COLOURS, LineChart, Point, Series, downsample, finite
+from rekindle.page.tabs.curve_points import CurveReader, Curves
+from rekindle.page.tabs.records import Records
+from rekindle.page.tabs.siblings import Siblings
+
+CURVE_NAME = re.compile(r"(?:(?P<task>.+)/)?(?P<kind>train|validation)/(?P<metric>[^/]+)")
+SPEED = "steps per second"
+# order of the charts; others follow by name
+ORDER = ("loss", "validation", "learning_rate", SPEED, "samples_per_s", "gradient_norm")
+TITLES = {"samples_per_s": "samples per second"}
+SCALES = ("linear", "log")
+MAX_CACHED_RUNS = 12
+MAX_CURVES_OF_RUN = 60
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """Another run of the pipeline, which can be shown over this one."""
+
+    name: str
+    is_shown: bool
+
+
+@dataclass(frozen=True)
+class CurveCharts:
+    """The charts of a run. `problem`: why curves are missing."""
+
+    charts: list[LineChart]
+    scale: str
+    others: list[OtherRun]
+    problem: str = ""
+
+
+class CurvesTab:
+    """The tab `curves`."""
+
+    name = "curves"
+    title = "Curves"
+    content = CurveCharts
+
+    def __init__(self, records: Records, curves: CurveReader, siblings: Siblings) -> None:
+        self.records = records
+        self.reader = curves
+        self.siblings = siblings
+        self._curves: OrderedDict[tuple[str, str], Curves] = OrderedDict()
+        self._lock = Lock()
+
+    def is_shown(self, run: Run) -> bool:
+        return bool(self.records.facts(run).trainings)
+
+    def version(self, run: Run) -> str:
+        """Return a text that changes with the curves of a run that trains."""
+        if run.is_finished:
+            return ""
+        try:
+            return f"{self.reader.version(run.name)}/{self.records.ledger_version(run)}"
+        except RekindleError:
+            return ""
+
+    def build(self, run: Run, query: Mapping[str, str]) -> CurveCharts:
+        scale = query.get("scale", "linear")
+        if scale not in SCALES:
+            raise ConfigError(
+                f"the scale is {scale[:100]!r}: it must be one of {', '.join(SCALES)}."
+            )
+
+        chosen = list(dict.fromkeys(_values(query, "with")))
+        if len(chosen) >= COLOURS:
+            raise ConfigError(f"{len(chosen)} runs are chosen: at most {COLOURS - 1} can be shown.")
+
+        runs = [run, *(self.siblings.read(run, name) for name in chosen if name != run.name)]
+        problem = ""
+        curves: dict[str, Curves] = {}
+        for shown in runs:
+            try:
+                curves[shown.name] = self._read(shown)
+            except RekindleError as error:
+                problem = str(error)
+
+        others = list(dict.fromkeys([*chosen, *self.siblings.names(run)]))
+        return CurveCharts(
+            make_charts(curves, scale == "log"),
+            scale,
+            [OtherRun(name, name in chosen) for name in others if name != run.name],
+            problem,
+        )
+
+    def _read(self, run: Run) -> Curves:
+        """Return the curves of a run, from memory if they have not changed."""
+        cache_key = run.name, f"{run.version}:{self.version(run)}"
+        with self._lock:
+            if cache_key in self._curves:
+                self._curves.move_to_end(cache_key)
+                return self._curves[cache_key]
+
+        curves = self._load(run)
+        with self._lock:
+            self._curves[cache_key] = curves
+            while len(self._curves) > MAX_CACHED_RUNS:
+                self._curves.popitem(last=False)
+        return curves
+
+    def _load(self, run: Run) -> Curves:
+        facts = self.records.facts(run)
+        curves = dict(self.reader.read(run.name, facts.pipeline or run.name))
+        tasks = facts.trainings
+        for task in tasks:
+            prefix = f"{task}/" if len(tasks) > 1 else ""
+            # the model has the exact losses, if MLflow does not
+            if not any(CURVE_NAME.fullmatch(name) for name in curves):
+                curves[f"{prefix}train/loss"] = self._read_losses(run.name, task)
+            curves[f"{prefix}train/{SPEED}"] = self._measure_speed(run.name, task)
+        return {name: points for name, points in curves.items() if points}
+
+    def _read_losses(self, name: str, task: str) -> list[Point]:
+        content = self.records.read(f"{key(task, MODEL, name)}/{CURVE}")
+        try:
+            rows = loads(content) if content else []
+            points = [(float(step), float(loss)) for step, loss in rows if loss is not None]
+        except (ValueError, TypeError) as error:
+            raise TrackingError(f"the file {CURVE} of {name} is malformed: {error}.") from None
+        return downsample(finite(points))
+
+    def _measure_speed(self, name: str, task: str) -> list[Point]:
+        points = self.records.summary(name, task).points
+        speeds = [
+            (float(last), (last - first) / (end - start))
+            for (start, first), (end, last) in pairwise(points)
+            if last > first and end - start > 0.05
+        ]
+        return downsample(sorted(dict(speeds).items()))
+
+
+def make_charts(curves: Mapping[str, Curves], is_logarithmic: bool) -> list[LineChart]:
+    """Return a chart for each metric, with a line for each run and for training and validation."""
+    charts: dict[str, list[Series]] = {}
+    is_single = len(curves) == 1
+    for number, (run, metrics) in enumerate(curves.items()):
+        for name, points in sorted(metrics.items())[:MAX_CURVES_OF_RUN]:
+            match = CURVE_NAME.fullmatch(name)
+            if not match or (len(points) == 1 and points[0][0] == 0):
+                continue
+
+            is_validation = match["kind"] == "validation"
+            colour = int(is_validation) if is_single else number
+            label = match["kind"] if is_single else f"{run} {match['kind']}"
+            title = f"{match['task']}: {match['metric']}" if match["task"] else match["metric"]
+            charts.setdefault(title, []).append(Series(label, points, colour, is_validation))
+
+    return [
+        LineChart(
+            TITLES.get(title, title.replace("_", " ")),
+            "step",
+            charts[title],
+            is_logarithmic and any(y > 0 for series in charts[title] for _, y in series.points),
+        )
+        for title in sorted(charts, key=_rank)
+    ]
+
+
+def _rank(title: str) -> tuple[int, str]:
+    metric = title.rpartition(": ")[2]
+    return (ORDER.index(metric) if metric in ORDER else 1), title
+
+
+def _values(query: Mapping[str, str], name: str) -> list[str]:
+    """Return all values of a parameter of an address."""
+    getlist: Any = getattr(query, "getlist", None)
+    values = getlist(name) if getlist else [query[name]] if name in query else []
+    return [value for value in values if value]

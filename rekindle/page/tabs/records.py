@@ -1,0 +1,232 @@
+"""Read the ledgers of the trainings of a run, and its artifacts, from the object store.
+
+Reading starts no service: the embedded object store is read from its files.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from argolocal.common.json_text import to_json
+from argolocal.manifest.types import Manifest
+from argolocal.page.sources import Run
+from rekindle.blocks.manifest import workflow_origin
+from rekindle.cache import lookup
+from rekindle.errors import ConfigError, NotFound, RekindleError
+from rekindle.keys import CACHED, LEDGER, key
+from rekindle.names import TaskReference
+from rekindle.operations.cached_results import readable_store
+from rekindle.training.cost import jobs, tariff
+from rekindle.view.explain import LEDGERS
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+    from rekindle.training.ledger.ledger_summary import Summary
+
+MAX_CACHED_RUNS = 64
+MAX_CACHED_SUMMARIES = 16
+# a ledger is read again at most once in this time, and at most for a tenth of the time
+MIN_CHECK_INTERVAL_S = 1.0
+READ_TIME_SHARE = 0.1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts of a run that never change. `trainings`: tasks with a ledger; `has_jobs`: True if
+    the run applies jobs of other frameworks."""
+
+    trainings: tuple[str, ...]
+    has_jobs: bool
+    config: Mapping[str, Any]
+    parameters: Mapping[str, str]
+
+    @property
+    def pipeline(self) -> str:
+        return str(self.config.get("name") or "")
+
+
+@dataclass
+class _Ledger:
+    """A ledger in memory: its version, when it was checked, and how long reading took."""
+
+    version: str = ""
+    summary: "Summary | None" = None
+    checked: float = 0.0
+    reading_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Records:
+    """The ledgers and artifacts of runs. All methods may be called from several threads."""
+
+    def __init__(self, open_store: Callable[[], "Store"]) -> None:
+        self._open_store = open_store
+        self._facts: OrderedDict[tuple[str, str], RunFacts] = OrderedDict()
+        self._ledgers: OrderedDict[str, _Ledger] = OrderedDict()
+        # prefix → when it was checked, and the version that was found
+        self._folders: dict[str, tuple[float, str]] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def store(self) -> "Store":
+        """The object store. Raises ConfigError if it cannot be opened."""
+        return self._open_store()
+
+    def facts(self, run: Run) -> RunFacts:
+        """Return the facts of a run, from memory after the first call."""
+        metadata = run.manifest.get("metadata") or {}
+        cache_key = run.name, str(metadata.get("uid") or "")
+        return _remember(
+            self._facts, self._lock, cache_key, MAX_CACHED_RUNS, lambda: read_facts(run.manifest)
+        )
+
+    def ledger_version(self, run: Run) -> str:
+        """Return a text that changes with the ledgers of a run, or "" for a run that has ended."""
+        if run.is_finished:
+            return ""
+        return "/".join(self._check(run.name, task).version for task in self.facts(run).trainings)
+
+    def summary(self, name: str, task: str) -> "Summary":
+        """Return the Summary of a training. Raises StorageError."""
+        summary = self._check(name, task).summary
+        assert summary
+        return summary
+
+    def _check(self, name: str, task: str) -> _Ledger:
+        """Read a ledger again if it has changed since it was checked."""
+        from rekindle.training.ledger.accounting import summarize
+        from rekindle.training.ledger.events import read_events
+
+        prefix = key(task, LEDGER, name)
+        ledger = _remember(self._ledgers, self._lock, prefix, MAX_CACHED_SUMMARIES, _Ledger)
+        with ledger.lock:
+            interval = max(MIN_CHECK_INTERVAL_S, ledger.reading_s / READ_TIME_SHARE)
+            if ledger.summary and time.monotonic() - ledger.checked < interval:
+                return ledger
+
+            start = time.monotonic()
+            entries = self.store.list(f"{prefix}/")
+            version = "-".join(f"{entry.key.rpartition('/')[2]}.{entry.etag}" for entry in entries)
+            if ledger.summary is None or version != ledger.version:
+                ledger.summary = summarize(read_events(self.store, prefix))
+                ledger.version = version
+
+            ledger.checked = time.monotonic()
+            ledger.reading_s = ledger.checked - start
+            return ledger
+
+    def folder_version(self, prefix: str) -> str:
+        """Return a text that changes with the objects below a prefix. Raises StorageError."""
+        with self._lock:
+            checked, version = self._folders.get(prefix, (0.0, ""))
+        if checked and time.monotonic() - checked < MIN_CHECK_INTERVAL_S:
+            return version
+
+        entries = list(self.store.list(prefix))
+        newest = max((entry.modified for entry in entries), default=0.0)
+        version = f"{len(entries)}.{newest:.3f}"
+        with self._lock:
+            self._folders[prefix] = time.monotonic(), version
+        return version
+
+    def reused(self, run: Run) -> dict[str, str]:
+        """Return the RUN/TASK whose outputs each task of a run has reused, from the cache. Raises
+        StorageError."""
+        rows = lookup.parse_cached(self.facts(run).parameters.get(CACHED) or "{}")
+        sources: dict[str, str] = {}
+        for row in rows.values():
+            if not isinstance(row, dict):
+                continue
+            task = row["task"]
+            # a task that looks up the cache when it starts records the source in the store
+            content = row["at"] or self.read(key(task, "cached", run.name)) or b""
+            text = content.decode(errors="replace") if isinstance(content, bytes) else content
+            source = TaskReference.or_none(text.strip())
+            if source:
+                sources[task] = source
+        return sources
+
+    def read(self, object_key: str) -> bytes | None:
+        """Return the content of an object; None if it does not exist. Raises StorageError."""
+        try:
+            return self.store.get(object_key)
+        except NotFound:
+            return None
+
+
+def open_records(home: Path) -> Records:
+    """Return the records of the runs of a home."""
+
+    def open_store() -> "Store":
+        store = readable_store(home)
+        if not store:
+            raise ConfigError("the object store is unknown: set S3_BUCKET.")
+        return store
+
+    return Records(open_store)
+
+
+def read_facts(manifest: Manifest) -> RunFacts:
+    """Return the facts of a run from its manifest."""
+    arguments = (manifest.get("spec") or {}).get("arguments") or {}
+    parameters = {
+        item["name"]: str(item.get("value") or "") for item in arguments.get("parameters") or []
+    }
+    try:
+        has_jobs = bool(jobs.list_planned_jobs({}, tariff.read_recorded_manifest(manifest)))
+    except (RekindleError, KeyError, TypeError):
+        # the manifest of another program
+        has_jobs = False
+
+    return RunFacts(
+        tuple(sorted(set(LEDGERS.findall(to_json(manifest))))),
+        has_jobs,
+        workflow_origin.read_config_or_empty(manifest) if manifest.get("spec") else {},
+        parameters,
+    )
+
+
+def _remember(
+    cache: "OrderedDict[Any, T]",
+    lock: threading.Lock,
+    cache_key: Any,
+    limit: int,
+    make: Callable[[], T],
+) -> T:
+    """Return the value of a key in a cache; make it if it is missing, and drop the oldest value
+    above `limit`."""
+    with lock:
+        if cache_key in cache:
+            cache.move_to_end(cache_key)
+            return cache[cache_key]
+
+    value = make()
+    with lock:
+        value = cache.setdefault(cache_key, value)
+        while len(cache) > limit:
+            cache.popitem(last=False)
+    return value
+
+
+class LedgerTab:
+    """The part that the tabs about the trainings and jobs of a run have in common."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def is_shown(self, run: Run) -> bool:
+        facts = self.records.facts(run)
+        return bool(facts.trainings) or facts.has_jobs
+
+    def version(self, run: Run) -> str:
+        """Return a text that changes with the ledgers of the run."""
+        try:
+            return self.records.ledger_version(run)
+        except RekindleError:
+            return ""

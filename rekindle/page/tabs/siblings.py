@@ -1,0 +1,69 @@
+"""The other runs of the pipeline of a run, for comparisons."""
+
+from argolocal.common.checked_names import RunName
+from argolocal.page.sources import Run, RunSource
+from rekindle.errors import ConfigError
+from rekindle.page.tabs.records import Records
+
+MAX_SIBLINGS = 20
+# runs that are read, at most, to find siblings
+MAX_READ = 200
+
+
+class Siblings:
+    """Finds the other runs of a pipeline."""
+
+    def __init__(self, source: RunSource, records: Records) -> None:
+        self.source = source
+        self.records = records
+        self._pipelines: dict[str, str] = {}
+
+    def names(self, run: Run) -> list[str]:
+        """Return the names of the other runs of the pipeline, newest first, at most
+        MAX_SIBLINGS."""
+        return self._find(run, [name for name in self.source.names() if name != run.name])
+
+    def previous(self, run: Run) -> Run | None:
+        """Return the last run of the pipeline that started before a run."""
+        names = self.source.names()
+        if run.name in names:
+            names = names[names.index(run.name) + 1 :]
+        for name in self._find(run, names, 1):
+            return self.source.read(name)
+        return None
+
+    def read(self, run: Run, name: str) -> Run:
+        """Return another run of the pipeline. Raises ConfigError if the name is not one of
+        them."""
+        run_name = RunName.or_none(name)
+        if (
+            run_name is None
+            or run_name not in self.source.names()
+            or self._pipeline(run_name) != self._pipeline(run.name)
+        ):
+            raise ConfigError(
+                f"{name[:100]!r} is not a run of the pipeline of {run.name}: choose one of"
+                f" {', '.join(self.names(run)) or 'its other runs, as soon as they exist'}."
+            )
+        return self.source.read(run_name)
+
+    def _find(self, run: Run, names: list[str], count: int = MAX_SIBLINGS) -> list[str]:
+        pipeline = self._pipeline(run.name)
+        result: list[str] = []
+        # the names of a pipeline's runs start with its name
+        for name in [name for name in names if name.startswith(f"{pipeline}-")][:MAX_READ]:
+            if self._pipeline(name) == pipeline:
+                result.append(name)
+            if len(result) == count:
+                break
+        return result
+
+    def _pipeline(self, name: str) -> str:
+        if name not in self._pipelines:
+            try:
+                run = self.source.read(name)
+            except ConfigError:
+                return ""
+            facts = self.records.facts(run)
+            self._pipelines[name] = facts.pipeline or name.rpartition("-")[0]
+        return self._pipelines[name]

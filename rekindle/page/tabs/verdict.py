@@ -1,0 +1,468 @@
+"""The tab `verdict`: the comparison of the candidate with the champion, the baseline and the bounds
+of the gate, with the rule that has decided."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from argolocal.page.sources import Run
+from argolocal.view.summary import outputs
+from rekindle.content.verified_release import VERDICT
+from rekindle.documents import Document, InvalidDocument, parse
+from rekindle.errors import RekindleError
+from rekindle.operations import results
+from rekindle.page.tabs.charts import Axis, Tick, format_number
+from rekindle.page.tabs.records import Records
+
+VALUES = ("candidate", "champion", "baseline")
+HEADLINES = {
+    "release": "Released",
+    "keep": "Not released",
+    "same": "Nothing to release",
+    "taken back": "Rolled back by the canary",
+}
+
+
+class MetricRecord(Document):
+    """A metric in verdict.json."""
+
+    name: str
+    better: str = "higher"
+    unit: str = ""
+    digits: int = Field(default=4, ge=0, le=17)
+
+
+class DifferenceRecord(Document):
+    """A difference in verdict.json; the bounds are missing without an interval."""
+
+    metric: str
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class GateRecord(Document):
+    """The gate in verdict.json."""
+
+    minimum: dict[str, float] = Field(default_factory=dict)
+    maximum: dict[str, float] = Field(default_factory=dict)
+    tolerance: float = 0.0
+    beats_baseline: float = 0.0
+    confidence: float = 0.95
+
+
+class ChoiceRecord(Document):
+    """The choice between families in verdict.json."""
+
+    family: str
+    by: str
+    better: str = "lower"
+    validation: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+
+
+class VerdictRecord(Document):
+    """The parts of verdict.json that the tab shows."""
+
+    metrics: list[MetricRecord] = Field(default_factory=list)
+    rows: int = 0
+    candidate: dict[str, Any] = Field(default_factory=dict)
+    champion: dict[str, Any] | None = None
+    baseline: dict[str, Any] | None = None
+    difference: DifferenceRecord | None = None
+    baseline_difference: DifferenceRecord | None = None
+    chosen: ChoiceRecord | None = None
+    parts: list[dict[str, Any]] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+    gate: GateRecord = Field(default_factory=GateRecord)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A model's value of a metric. `model`: candidate, champion, baseline, minimum or maximum."""
+
+    model: str
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric with the values of all models, and its bounds in the gate."""
+
+    name: str
+    better: str
+    unit: str
+    values: list[Value]
+    bounds: list[Value]
+
+    @property
+    def axis(self) -> Axis:
+        numbers = [item.value for item in (*self.values, *self.bounds)]
+        return make_axis(numbers)
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return make_ticks(self.axis)
+
+    def x(self, value: float) -> float:
+        """Return a value as a position in percent."""
+        return round(100 * self.axis.share(value), 2)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The candidate's difference from another model, with its confidence interval. Positive `gain`:
+    the candidate is better. `limit`: the gain that the gate requires; None without such a rule."""
+
+    model: str
+    metric: str
+    gain: float
+    low: float | None
+    high: float | None
+    limit: float | None
+    limit_name: str
+    amount: str
+    range: str
+
+    @property
+    def text(self) -> str:
+        return f"{'better' if self.gain >= 0 else 'worse'} by {self.amount}{self.range}"
+
+    @property
+    def axis(self) -> Axis:
+        numbers = [0.0, self.gain, self.low, self.high, self.limit]
+        return make_axis([number for number in numbers if number is not None])
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return make_ticks(self.axis)
+
+    def x(self, value: float) -> float:
+        """Return a gain as a position in percent."""
+        return round(100 * self.axis.share(value), 2)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the gate: whether the candidate meets it, and by how much."""
+
+    text: str
+    is_met: bool
+    margin: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, and its values in the validation that has chosen."""
+
+    name: str
+    is_chosen: bool
+    values: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the test rows, such as a week, with the values of the models by metric."""
+
+    name: str
+    rows: int | None
+    values: dict[str, dict[str, float | None]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The verdict of one evaluation, with its evidence.
+
+    `problem`: why the evidence is missing.
+    """
+
+    task: str
+    verdict: str
+    headline: str
+    reason: str
+    version: str | None
+    champion: str
+    rows: int = 0
+    confidence: float = 0.0
+    intervals: list[Interval] = field(default_factory=list)
+    metrics: list[MetricRow] = field(default_factory=list)
+    rules: list[Rule] = field(default_factory=list)
+    families: list[Family] = field(default_factory=list)
+    families_by: str = ""
+    parts: list[Part] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The evaluations of a run. `overruled`: the reason of a canary or of missing new data."""
+
+    evaluations: list[Evaluation]
+    overruled: str = ""
+
+
+class VerdictTab:
+    """The tab `verdict`."""
+
+    name = "verdict"
+    title = "Verdict"
+    content = Verdicts
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def is_shown(self, run: Run) -> bool:
+        return bool(results.verdicts(run.status))
+
+    def build(self, run: Run, query: Mapping[str, str]) -> Verdicts:
+        keys = find_reports(run)
+        evaluations = [
+            self._evaluation(row, keys.get(row["task"], "")) for row in results.verdicts(run.status)
+        ]
+        values = results.parameters(run.status)
+        overruled = ""
+        reason = values.get("reason", "")
+        is_overruled = values.get("verdict") in ("taken back", "same")
+        if is_overruled and reason not in [item.reason for item in evaluations]:
+            overruled = f"{HEADLINES[values['verdict']]}: {reason}"
+        return Verdicts(evaluations, overruled)
+
+    def _evaluation(self, row: Mapping[str, Any], report: str) -> Evaluation:
+        record = VerdictRecord()
+        problem = ""
+        try:
+            content = self.records.read(f"{report}/{VERDICT}") if report else None
+            if content:
+                record = parse(VerdictRecord, content, f"{report}/{VERDICT}")
+            else:
+                problem = "The report of the evaluation is not in the object store any longer."
+        except (InvalidDocument, RekindleError) as error:
+            problem = f"The report of the evaluation cannot be read: {error}"
+
+        return describe_evaluation(row, record, problem)
+
+
+def find_reports(run: Run) -> dict[str, str]:
+    """Return the key of the report of each evaluation, by task; the last one of each task."""
+    keys: dict[str, str] = {}
+    nodes = list((run.status.get("nodes") or {}).values())
+    for node in sorted(nodes, key=lambda node: node.get("finishedAt") or ""):
+        if "verdict" not in outputs(node):
+            continue
+        for artifact in (node.get("outputs") or {}).get("artifacts") or []:
+            object_key = (artifact.get("s3") or {}).get("key", "")
+            if artifact.get("name") == "report" and object_key.count("/") == 2:
+                keys[object_key.split("/")[1]] = object_key
+    return keys
+
+
+def describe_evaluation(
+    row: Mapping[str, Any], record: VerdictRecord, problem: str = ""
+) -> Evaluation:
+    """Return an evaluation from the outputs of its step (`row`) and its verdict.json."""
+    metrics = record.metrics or [MetricRecord(name=name) for name in row["metrics"]]
+    candidate = record.candidate or row["metrics"]
+    record = record.model_copy(update={"candidate": candidate})
+    by_name = {metric.name: metric for metric in metrics}
+
+    intervals = [
+        make_interval(model, difference, by_name[difference.metric], record)
+        for model, difference in (
+            ("champion", record.difference),
+            ("baseline", record.baseline_difference),
+        )
+        if difference and difference.mean is not None and difference.metric in by_name
+    ]
+    rows = [make_row(metric, record) for metric in metrics]
+    champion = str((record.champion or {}).get("version") or "")
+    chosen = record.chosen
+
+    return Evaluation(
+        task=row["task"],
+        verdict=row["verdict"],
+        headline=make_headline(row["verdict"], intervals, champion, record),
+        reason=row["reason"],
+        version=row["version"],
+        champion=champion,
+        rows=record.rows,
+        confidence=record.gate.confidence,
+        intervals=intervals,
+        metrics=[metric for metric in rows if metric.values],
+        rules=list_rules(metrics, intervals, record),
+        families=list_families(chosen) if chosen else [],
+        families_by=chosen.by if chosen else "",
+        parts=[make_part(item, metrics) for item in record.parts],
+        warnings=[*record.warnings],
+        problem=problem,
+    )
+
+
+def number_of(values: Mapping[str, Any] | None, name: str) -> float | None:
+    """Return a finite number of a record, else None."""
+    value = (values or {}).get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def make_headline(
+    verdict: str, intervals: list[Interval], champion: str, record: VerdictRecord
+) -> str:
+    """Return a sentence: the verdict, and how much better or worse the new model is."""
+    start = HEADLINES.get(verdict, verdict)
+    if verdict == "same":
+        return f"{start}: the new model is the champion itself."
+    if not intervals:
+        return f"{start}: the new model was compared with no other model."
+
+    first = intervals[0]
+    other = f"the {first.model}"
+    if first.model == "champion" and champion:
+        other += f" (version {champion})"
+
+    chance = ""
+    if first.low is not None and first.high is not None and first.low <= 0 <= first.high:
+        chance = ", which may be chance"
+
+    direction = "better" if first.gain >= 0 else "worse"
+    text = f"the new model is {direction} than {other} by {first.amount}{chance}{first.range}."
+    if first.model == "baseline" and not record.champion:
+        text += " No champion exists yet."
+    return f"{start}: {text}"
+
+
+def make_interval(
+    model: str, difference: DifferenceRecord, metric: MetricRecord, record: VerdictRecord
+) -> Interval:
+    """Return the difference from a model as a gain: positive is better."""
+    assert difference.mean is not None
+    sign = 1 if metric.better == "higher" else -1
+    gain = sign * difference.mean
+    low = high = None
+    if difference.low is not None and difference.high is not None:
+        low, high = sorted((sign * difference.low, sign * difference.high))
+
+    if model == "champion":
+        limit: float | None = -record.gate.tolerance
+        limit_name = "gate.tolerance"
+    else:
+        limit = record.gate.beats_baseline or None
+        limit_name = "gate.beats_baseline"
+
+    unit = f" {metric.unit}" if metric.unit else ""
+    amount = f"{abs(gain):.{metric.digits}f}{unit} {metric.name}"
+    interval_text = ""
+    if low is not None:
+        interval_text = (
+            f" ({record.gate.confidence:.0%} interval {low:+.{metric.digits}f} to"
+            f" {high:+.{metric.digits}f})"
+        )
+    return Interval(model, metric.name, gain, low, high, limit, limit_name, amount, interval_text)
+
+
+def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
+    """Return the values of all models and the bounds of a metric."""
+
+    def text(value: float) -> str:
+        return f"{value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
+
+    models = {model: number_of(getattr(record, model), metric.name) for model in VALUES}
+    bounds = {
+        "minimum": record.gate.minimum.get(metric.name),
+        "maximum": record.gate.maximum.get(metric.name),
+    }
+    return MetricRow(
+        metric.name,
+        metric.better,
+        metric.unit,
+        [Value(model, value, text(value)) for model, value in models.items() if value is not None],
+        [
+            Value(bound, value, f"{value:g}{metric.unit and ' ' + metric.unit}")
+            for bound, value in bounds.items()
+            if value is not None
+        ],
+    )
+
+
+def list_rules(
+    metrics: list[MetricRecord], intervals: list[Interval], record: VerdictRecord
+) -> list[Rule]:
+    """Return the rules of the gate in their order, with the margin of each."""
+    rules: list[Rule] = []
+    for metric in metrics:
+        value = number_of(record.candidate, metric.name)
+        for sign, bounds, name in (
+            (1, record.gate.minimum, "minimum"),
+            (-1, record.gate.maximum, "maximum"),
+        ):
+            bound = bounds.get(metric.name)
+            if bound is None:
+                continue
+            if value is None:
+                rules.append(Rule(f"{name} of {metric.name}: {bound:g}", False, "not a number"))
+                continue
+            margin = sign * (value - bound)
+            words = "within the bound" if margin >= 0 else "outside"
+            rules.append(
+                Rule(
+                    f"{metric.name} {value:.{metric.digits}f}, {name} {bound:g}",
+                    margin >= 0,
+                    f"{abs(margin):.{metric.digits}f} {words}",
+                )
+            )
+
+    for interval in intervals:
+        if interval.limit is not None:
+            rules.append(_interval_rule(interval, metrics))
+    return rules
+
+
+def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
+    digits = next(metric.digits for metric in metrics if metric.name == interval.metric)
+    limit = interval.limit or 0.0
+    margin = f"{interval.gain - limit:+.{digits}f} from the limit"
+    if interval.model == "champion":
+        is_met = interval.gain >= limit and not (interval.high is not None and interval.high < 0)
+        text = f"worse than the champion by at most {-limit:g} ({interval.limit_name})"
+    else:
+        is_met = interval.gain >= limit and interval.low is not None and interval.low > 0
+        text = f"better than the baseline by at least {limit:g} ({interval.limit_name})"
+        if interval.gain >= limit and not is_met:
+            margin = "may be chance: the interval contains 0"
+    return Rule(text, is_met, margin)
+
+
+def list_families(chosen: ChoiceRecord) -> list[Family]:
+    """Return the families, the chosen one first."""
+    families = [
+        Family(name, name == chosen.family, values) for name, values in chosen.validation.items()
+    ]
+    return sorted(families, key=lambda family: (not family.is_chosen, family.name))
+
+
+def make_part(item: Mapping[str, Any], metrics: list[MetricRecord]) -> Part:
+    """Return a part of the test rows from its record."""
+    rows = item.get("rows")
+    values = {
+        model: {metric.name: number_of(item[model], metric.name) for metric in metrics}
+        for model in VALUES
+        if isinstance(item.get(model), Mapping)
+    }
+    return Part(str(item.get("name") or ""), rows if isinstance(rows, int) else None, values)
+
+
+def make_axis(numbers: list[float]) -> Axis:
+    """Return an axis with all numbers, and some space around them."""
+    low = min(numbers)
+    high = max(numbers)
+    margin = 0.15 * (high - low) or 0.1 * abs(high) or 0.1
+    return Axis(low - margin, high + margin)
+
+
+def make_ticks(axis: Axis) -> list[Tick]:
+    """Return a few labels of an axis."""
+    return [Tick(round(100 * axis.share(x), 2), format_number(x)) for x in axis.ticks(4)]

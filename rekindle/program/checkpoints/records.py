@@ -1,0 +1,201 @@
+"""The records of a program's checkpoints in the object store.
+
+    <prefix>/program/chunks/<sha256>                bytes of files, stored once for all checkpoints
+    <prefix>/program/checkpoints/<order>-<id>.json  a complete checkpoint: CheckpointRecord
+    <prefix>/program/latest                         the newest; changed by compare-and-swap
+    <prefix>/program/shares/<generation>/<unit>/...  the files of one node: ShareRecord
+    <prefix>/program/clock                          empty; its time is the clock of all nodes
+    <prefix>/program/readers/<id>                   the lease of a reader: prevents deletions
+    <prefix>/program/deletions/<id>                 the lease of a deletion: delays commits
+
+The records come from outside: a path is validated before it names a file.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from argolocal.common.checked_names import show
+from argolocal.common.json_text import to_json
+from rekindle.documents import Document, Sealed
+from rekindle.program.checkpoints.paths import is_safe_path
+from rekindle.training.membership.protocol import MAX_STEP
+
+RECORD_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})\.json")
+SHARE_NAME = re.compile(r"([0-9]{1,10})-[0-9]{12,19}\.json")
+ENDED_NAME = re.compile(r"([0-9]{1,10})\.json")
+MAX_FILES = 1_000_000
+
+
+def _check_path(path: str) -> str:
+    if not is_safe_path(path):
+        raise ValueError(f"{show(path)} is not a path below the checkpoint folder")
+    return path
+
+
+def _check_unit(path: str) -> str:
+    if any(name.startswith(".") for name in _check_path(path).split("/")):
+        raise ValueError(f"{show(path)} is hidden")
+    return path
+
+
+def _check_file(path: str) -> str:
+    return path and _check_path(path)
+
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
+UnitPath = Annotated[str, AfterValidator(_check_unit)]
+# "" is the file of a unit that is a file
+FilePath = Annotated[str, AfterValidator(_check_file)]
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
+Order = Annotated[int, Field(ge=0, lt=10**12)]  # RECORD_NAME has its digits
+
+
+class FileRecord(Document):
+    """A file of a checkpoint on one node. `mode`: its permissions; `chunks`: the hashes of its
+    parts of `chunk_bytes` bytes."""
+
+    path: FilePath
+    size: Count
+    sha256: Digest
+    chunks: list[Digest]
+    chunk_bytes: Annotated[int, Field(gt=0, lt=2**40)]
+    mode: Annotated[int, Field(ge=0, le=0o777)]
+    node: Count
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> "FileRecord":
+        count = -(-self.size // self.chunk_bytes)
+        if len(self.chunks) != count:
+            raise ValueError(f"{self.size} bytes have {count} chunks, and not {len(self.chunks)}")
+        return self
+
+    def chunk_size(self, number: int) -> int:
+        """Return the number of bytes of a chunk."""
+        return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
+
+
+class PointerRecord(Document):
+    """A text file or symbolic link that names the checkpoint. `text`: with {name}, {path} or {step}
+    in place of the name of the checkpoint."""
+
+    path: UnitPath
+    text: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[^\x00]*\z")]
+    is_link: bool
+
+
+class Files(Sealed):
+    """A checkpoint or the share of one node: the files of one unit. `path`: the unit's path below
+    the checkpoint folder."""
+
+    path: UnitPath
+    format: str
+    step: Step | None
+    nodes: Annotated[int, Field(ge=1, lt=2**31)]
+    files: Annotated[list[FileRecord], Field(max_length=MAX_FILES)]
+    pointers: list[PointerRecord] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_files(self) -> "Files":
+        contradiction = find_contradiction(self.files)
+        if contradiction:
+            raise ValueError(contradiction)
+        return self
+
+    def content_id(self) -> str:
+        """Return a hash of the unit's path and its files."""
+        files = sorted((file.path, file.node, file.sha256, file.mode) for file in self.files)
+        return hashlib.sha256(to_json([self.path, files]).encode()).hexdigest()[:16]
+
+
+def find_contradiction(files: Iterable[FileRecord]) -> str:
+    """Return the reason why files cannot be in one checkpoint, or ""."""
+    places = [(file.path, file.node) for file in files]
+    if len(set(places)) != len(places):
+        return "a file occurs twice"
+
+    paths = {path for path, _ in places}
+    if "" in paths and len(paths) > 1:
+        return "the checkpoint is both a file and a directory"
+    for path in paths:
+        parents = {path[:index] for index, char in enumerate(path) if char == "/"}
+        if not parents.isdisjoint(paths):
+            return f"{show(path)} is below a file"
+    return ""
+
+
+class CheckpointRecord(Files):
+    """A complete checkpoint. `order`: the number of the checkpoint in the order of the commits;
+    `created`: time of its last change, by the clock of the object store."""
+
+    order: Order
+    created: float
+
+    def key(self, prefix: str) -> str:
+        return f"{prefix}/checkpoints/{self.order:012d}-{self.content_id()}.json"
+
+    def files_for(self, node: int) -> dict[str, FileRecord]:
+        """Return all files by path; of the versions of several nodes, the one of `node`."""
+        files = {file.path: file for file in reversed(self.files)}
+        own_files = {file.path: file for file in self.files if file.node == node}
+        return {**files, **own_files}
+
+
+class ShareRecord(Files):
+    """The files that one node has of a checkpoint; an empty list: it does not have any. `demands`:
+    files that the checkpoint must have on any node, with their minimum size in bytes;
+    `proves_end`: True if the demands name all files of all nodes; `newest_ns`: time of the last
+    change; `earlier_ns`: time of the last change of the previous version of the unit. Both times
+    are by the clock of the object store, since the clocks of nodes may differ."""
+
+    node: Count
+    sequence: Count
+    demands: dict[str, Count] = Field(default_factory=dict)
+    proves_end: bool = False
+    newest_ns: Count = 0
+    earlier_ns: Count = 0
+
+    @property
+    def name(self) -> str:
+        """The end of the key: the unit, and the node with the number of its share."""
+        return f"{unit_key(self.path)}/{self.node}-{self.sequence:012d}.json"
+
+
+class EndedNode(Sealed):
+    """Written when the processes of a node have ended. `units`: keys of the units with files on
+    the node."""
+
+    units: list[str]
+
+
+class Latest(Document):
+    """The content of `latest`: the key of the newest checkpoint."""
+
+    checkpoint: str
+
+
+def parse_order(key: str) -> int:
+    """Return the order in the key of a checkpoint; -1 if the key is invalid."""
+    match = RECORD_NAME.fullmatch(key.rpartition("/")[2])
+    return int(match[1]) if match else -1
+
+
+def parse_node(pattern: re.Pattern[str], key: str) -> int | None:
+    """Return the node in the key of a share (SHARE_NAME) or of an ended node (ENDED_NAME); None if
+    the key is invalid."""
+    match = pattern.fullmatch(key.rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def parse_sequence(key: str) -> int:
+    """Return the number of a share in its valid key."""
+    return int(key.rpartition("-")[2].removesuffix(".json"))
+
+
+def unit_key(path: str) -> str:
+    """Return the name of a unit in keys of shares."""
+    return hashlib.sha256(path.encode()).hexdigest()[:16]

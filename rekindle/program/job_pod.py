@@ -1,0 +1,143 @@
+"""The first process of a pod that runs a program in a job of another framework: starts the agent
+and, in the pod with rank 0, the coordinator. A trial of a sweep (trials/run.py) also runs so.
+
+    python -m rekindle.program.job_pod <the same flags as `rekindle step steps.program`>
+
+The exit code decides what the job does (restartPolicy ExitCode): 0 completes it; 1-127, if the
+coordinator has ended the run, fail it; 143 restarts the pod, also after an error of this pod only.
+"""
+
+import signal
+
+# block signals until `run` waits for them: the kernel would discard them for PID 1
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkProcess
+
+from argolocal.common import exit_codes
+from argolocal.common.linux import die_with_parent
+from rekindle.errors import ConfigError, say
+from rekindle.kubernetes_names import POD_IP, REKINDLE_COORDINATOR
+from rekindle.program import agent, coordinator
+from rekindle.program.position import read_position
+from rekindle.step import fail
+
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+END_TIMEOUT_S = 60.0  # time for the other process to end after the run was completed or aborted
+VERDICT_TIMEOUT_S = 5.0  # time for the coordinator to end the run after an error of the agent
+RESTART_INTERVAL_S = 1.0  # time between two starts of the coordinator
+POLL_INTERVAL_S = 0.5
+FORK = multiprocessing.get_context("fork")
+
+Main = Callable[[list[str]], int]
+
+
+class JobPod:
+    """The processes of one pod. `restart_code`: exit code of the pod after an error of this pod
+    only."""
+
+    def __init__(
+        self, flags: list[str], *, is_leader: bool, restart_code: int = exit_codes.TERMINATED
+    ) -> None:
+        """Start the processes. SIGNALS must be blocked in this process."""
+        self.flags = flags
+        self.restart_code = restart_code
+        self.coordinator: ForkProcess | None = None
+        if is_leader:
+            self.coordinator = self._start(coordinator.main)
+        self.agent = self._start(agent.main)
+
+    def run(self) -> int:
+        """Wait until the run is over or this pod must leave; return the exit code."""
+        while True:
+            received = signal.sigtimedwait(SIGNALS, POLL_INTERVAL_S)
+            if received and received.si_signo != signal.SIGCHLD:
+                self.agent.terminate()
+
+            if self.agent.exitcode is not None:
+                return self._end_with_agent(self.agent.exitcode)
+            if self.coordinator and self.coordinator.exitcode is not None:
+                code = self.coordinator.exitcode
+                if code >= 0:
+                    return self._end_with_coordinator(code)
+                say(f"the coordinator was ended by {signal.Signals(-code).name}: starting it again")
+                time.sleep(RESTART_INTERVAL_S)
+                self.coordinator = self._start(coordinator.main)
+
+    def _start(self, main: Main) -> ForkProcess:
+        process = FORK.Process(target=_run, args=(main, self.flags, os.getpid()))
+        process.start()
+        return process
+
+    def _end_with_agent(self, code: int) -> int:
+        """Return the exit code of the pod after the agent has ended."""
+        if code == 0:
+            self._wait_for_coordinator(END_TIMEOUT_S)
+            return 0
+
+        if code in (exit_codes.TERMINATED, -signal.SIGTERM):
+            self._stop_coordinator()
+            return exit_codes.TERMINATED
+
+        verdict = self._wait_for_coordinator(VERDICT_TIMEOUT_S)
+        if verdict and verdict > 0:
+            return verdict
+        self._stop_coordinator()
+        say(f"the agent of this pod ended with code {code}: starting again")
+        return self.restart_code
+
+    def _end_with_coordinator(self, code: int) -> int:
+        """Return the exit code of the pod after the coordinator has ended the run."""
+        self.agent.join(END_TIMEOUT_S)
+        if self.agent.exitcode is None:
+            self.agent.kill()
+            self.agent.join()
+        return code
+
+    def _wait_for_coordinator(self, seconds: float) -> int | None:
+        """Return the exit code of the coordinator; None if it does not end in time."""
+        if self.coordinator is None:
+            return None
+        self.coordinator.join(seconds)
+        return self.coordinator.exitcode
+
+    def _stop_coordinator(self) -> None:
+        if self.coordinator:
+            self.coordinator.terminate()
+            if self._wait_for_coordinator(END_TIMEOUT_S) is None:
+                self.coordinator.kill()
+                self.coordinator.join()
+
+
+def _run(main: Main, flags: list[str], parent: int) -> None:
+    """Run one process, which gets only the signals that its parent passes on to it."""
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    # the process itself unblocks SIGTERM, once it has a handler
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    sys.exit(main(flags))
+
+
+def main(argv: list[str]) -> int:
+    try:
+        position = read_position()
+        if position is None:
+            raise ConfigError(f"{REKINDLE_COORDINATOR} is not set: the job of a pipeline sets it.")
+    except ConfigError as error:
+        return fail(error)
+
+    is_leader = position.rank == 0
+    if is_leader:
+        # the leader needs no DNS name, which Kubernetes creates later than the pod
+        os.environ[REKINDLE_COORDINATOR] = os.environ.get(POD_IP) or "127.0.0.1"
+    return JobPod(argv, is_leader=is_leader).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

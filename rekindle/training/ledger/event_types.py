@@ -1,0 +1,159 @@
+"""The types of the events in a ledger. ledger_summary.py describes the events.
+
+    check_event({"t": 1.5, "event": "step", "step": "many"})   # ValueError
+
+A client of the object store or a worker may have written any line, and an event is read in many
+places, so an event with a wrong field is skipped and counted where it is read, and not where it
+is used. Fields and events that are not listed here are permitted, since a later version of Rekindle
+may have written them.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rekindle.documents import Document, validate_value
+
+MAX_TIME = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Step = Annotated[int, Field(ge=-1, lt=2**53)]  # -1: the worker has not trained
+Seconds = Annotated[float, Field(ge=0, lt=2**41)]
+
+
+class AnyEvent(Document):
+    """The fields of every event, and the texts that several kinds of events have."""
+
+    t: float = Field(ge=0, lt=MAX_TIME)
+    event: str
+    name: str = ""
+    worker: str = ""
+    reason: str = Field("", alias="why")
+    message: str = ""
+
+
+class Run(AnyEvent):
+    device: str = ""
+    workers: Count = 0
+    virtual_workers: Count = 0
+    steps: Count | None = None
+    samples: Count | None = None
+    program: bool = False
+    unit: str = ""
+
+
+class Coordinator(AnyEvent):
+    id: str = ""
+
+
+class Membership(AnyEvent):
+    """An event of one worker, at a step."""
+
+    step: Step = -1
+
+
+class Opened(AnyEvent):
+    hard: bool = False
+
+
+class Generation(AnyEvent):
+    members: list[str] = Field(default_factory=list)
+    step: Step = -1
+
+
+class TrainedStep(AnyEvent):
+    step: Step
+    last: bool = False
+
+
+class Restored(AnyEvent):
+    step: Step
+    tier: str = ""
+
+
+class Checkpoint(AnyEvent):
+    step: Step | None = None
+    seconds: Seconds = 0.0
+    cost: Seconds = 0.0
+    bytes: Count = 0
+    uploaded: Count = 0
+
+
+class Progress(AnyEvent):
+    percentage: Annotated[float, Field(ge=0, le=100)] | None = None
+    seconds_left: Seconds | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    not_finite: list[str] = Field(default_factory=list)
+
+
+class Loss(AnyEvent):
+    """The newest loss, which only the metrics of the coordinator have."""
+
+    loss: float
+
+
+class Usage(AnyEvent):
+    """The use of a pod in a period of `seconds`; the figures of GPUs are of each GPU."""
+
+    seconds: Seconds
+    cpu_cores_mean: Annotated[float, Field(ge=0, lt=1e6)] = 0.0
+    cpu_cores_max: Annotated[float, Field(ge=0, lt=1e6)] = 0.0
+    memory_bytes_mean: Annotated[float, Field(ge=0, lt=2**60)] = 0.0
+    memory_bytes_max: Annotated[float, Field(ge=0, lt=2**60)] = 0.0
+    gpu_percent_mean: Annotated[float, Field(ge=0, le=100)] | None = None
+    gpu_percent_max: Annotated[float, Field(ge=0, le=100)] | None = None
+    gpu_memory_bytes_mean: Annotated[float, Field(ge=0, lt=2**60)] | None = None
+    gpu_memory_bytes_max: Annotated[float, Field(ge=0, lt=2**60)] | None = None
+
+
+class Unsaved(AnyEvent):
+    seconds: Seconds
+
+
+class Ended(AnyEvent):
+    """An error of a worker or of the run."""
+
+    code: Annotated[int, Field(ge=0, lt=2**31)] = 1
+
+
+class Complete(AnyEvent):
+    sha256: str = ""
+    step: Step = -1
+
+
+class Dropped(AnyEvent):
+    events: Count
+
+
+class Skipped(AnyEvent):
+    lines: Count
+
+
+EVENT_TYPES: dict[str, type[AnyEvent]] = {
+    "run": Run,
+    "coordinator": Coordinator,
+    "join": Membership,
+    "lost": Membership,
+    "drain": Membership,
+    "open": Opened,
+    "generation": Generation,
+    "step": TrainedStep,
+    "restored": Restored,
+    "checkpoint": Checkpoint,
+    "progress": Progress,
+    "loss": Loss,
+    "unsaved": Unsaved,
+    "usage": Usage,
+    "failed": Ended,
+    "verdict": Ended,
+    "complete": Complete,
+    "dropped": Dropped,
+    "skipped": Skipped,
+}
+
+
+def check_event(event: Any) -> None:
+    """Raise ValueError unless a value is an event whose fields have the right types."""
+    name = event.get("event") if isinstance(event, dict) else None
+    kind = EVENT_TYPES.get(name, AnyEvent) if isinstance(name, str) else AnyEvent
+    validate_value(kind, event)

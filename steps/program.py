@@ -1,0 +1,39 @@
+"""Run a training program of your own on a group of pods: started again from its newest complete
+checkpoint when a pod is lost, leaves or joins.
+
+    rekindle step steps.program --workload=steps.sentiment --program='{"command": ["train.py"]}' \\
+      --dataset=runs/a/dataset --digest=... --out=runs/a/model --checkpoints=runs/a/checkpoints
+
+The step runs as a pod's agent under a coordinator (at MASTER_ADDR and MASTER_PORT). The step writes
+`<out>/result/` and `<out>/model.json`. Exit code 143 after a SIGTERM means that the training is
+unfinished: start the step again.
+"""
+
+from rekindle.keys import MODEL
+from rekindle.program.spec import ProgramSpec
+from rekindle.step import Reuse, StepOutputs
+
+REUSE = Reuse(
+    ignored_inputs=tuple(sorted(ProgramSpec.NOT_IN_RESULT & ProgramSpec.model_fields.keys())),
+    not_reused_if=lambda inputs: "the cache does not know which files a program loads",
+    stored=(MODEL,),
+)
+
+
+class Inputs(ProgramSpec):
+    """One run of a program; all its pods and its coordinator get the same inputs."""
+
+
+class Outputs(StepOutputs):
+    """No outputs: the agent of rank 0 stores the model."""
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Run the program until its result is in the object store. Raises RekindleError; exits with
+    code 143 after a SIGTERM."""
+    from rekindle.program.agent import run_agent
+
+    code = run_agent(inputs)
+    if code:
+        raise SystemExit(code)
+    return Outputs()

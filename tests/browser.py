@@ -1,0 +1,84 @@
+"""A real browser and a real server, for tests of the page."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Page as BrowserPage
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NO_CHROMIUM = "chromium is not installed (Debian: apt-get install chromium)"
+
+
+@contextmanager
+def start_browser() -> Iterator[Browser]:
+    """Start a headless Chromium. Skips the test if it is not installed."""
+    if not CHROMIUM:
+        pytest.skip(NO_CHROMIUM)
+    with sync_playwright() as playwright:
+        # the sandbox of Chromium does not work for root
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+class PageServer:
+    """The process of `argolocal ui` or `rekindle ui`, and requests to it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        self.process = process
+        # the first line; "" if the process has ended
+        self.login = process.stdout.readline().strip()
+        address = urlsplit(self.login)
+        self.root = f"{address.scheme}://{address.netloc}"
+        self.port = address.port
+        self.token = address.query.removeprefix("token=")
+
+    def get(self, path: str, accept: str = "application/json") -> httpx.Response:
+        """Request a path with the token."""
+        headers = {"Authorization": f"Bearer {self.token}", "Accept": accept}
+        return httpx.get(f"{self.root}{path}", headers=headers, timeout=60)
+
+    def open(self, browser: Browser, path: str = "/", **options: object) -> BrowserPage:
+        """Return a page of a browser that has logged in. Errors of scripts fail the test."""
+        page = browser.new_context(**options).new_page()  # type: ignore[arg-type]
+        page.on("pageerror", lambda error: pytest.fail(f"a script failed: {error}"))
+        page.goto(self.login)
+        page.wait_for_url(lambda url: "token" not in url)
+        page.goto(f"{self.root}{path}")
+        return page
+
+    def end(self) -> None:
+        """End the server as Ctrl-C does."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(30)
+
+
+@contextmanager
+def start_page(
+    home: Path, program: str = "argolocal", *flags: str, environ: Mapping[str, str] | None = None
+) -> Iterator[PageServer]:
+    """Start the page of a home as a process, and end it afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", program, "ui", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, f"{program.upper()}_HOME": str(home), **(environ or {})},
+    )
+    server = PageServer(process)
+    try:
+        yield server
+    finally:
+        server.end()

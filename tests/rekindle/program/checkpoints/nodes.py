@@ -1,0 +1,59 @@
+"""Nodes of a program, whose saves a test writes, with a real object store."""
+
+from pathlib import Path
+
+from rekindle.errors import NotFound
+from rekindle.program.checkpoints.program_checkpoints import (
+    Generation,
+    ProgramCheckpoints,
+    Restored,
+)
+from rekindle.storage import Store
+from tests.rekindle.program.checkpoints.folders import huggingface_files, write
+
+
+class Node:
+    """One node of a program: `save` writes files as the program does."""
+
+    def __init__(self, s3: Store, prefix: str, folder: Path, node: int = 0, nodes: int = 1) -> None:
+        self.folder = folder
+        self.alive = False
+        self.generation = Generation(1, node, nodes, nodes)
+        self.checkpoints = ProgramCheckpoints(
+            s3, prefix, folder, lambda: self.alive, look_interval_s=0.05
+        )
+
+    def start(self) -> Restored:
+        restored = self.checkpoints.restore(self.generation)
+        self.checkpoints.begin()
+        self.alive = True
+        return restored
+
+    def save(self, step: int) -> None:
+        directory = self.folder / f"checkpoint-{step}"
+        # first, because the checkpoint is complete with the last of the other files
+        write(directory / "model.bin", f"weights of {step}")
+        for name, data in huggingface_files(step):
+            write(directory / name, data)
+
+    def kill(self) -> None:
+        self.alive = False
+        self.checkpoints.end(succeeded=False)
+        assert self.checkpoints.flush(30)
+
+    def weights(self, step: int) -> str:
+        return (self.folder / f"checkpoint-{step}/model.bin").read_text()
+
+
+def keys(node: Node, kind: str) -> list[str]:
+    store = node.checkpoints.store
+    return [entry.key for entry in store.store.list(f"{store.root}/{kind}/")]
+
+
+def committed(node: Node) -> list[int | None]:
+    """Return the steps of the checkpoints in the store; [] if one is deleted in between."""
+    store = node.checkpoints.store
+    try:
+        return [store.read_record(key).step for key in store.list_keys()]
+    except NotFound:
+        return []

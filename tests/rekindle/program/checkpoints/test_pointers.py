@@ -1,0 +1,37 @@
+"""A pointer is restored with the name of the restored checkpoint, and other pointers are left as
+they are."""
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.program.checkpoints.folder import Pointer, Unit
+from rekindle.program.checkpoints.pointers import describe_pointers
+
+NESTED = "version_1/checkpoints/epoch=1.ckpt"
+
+
+@pytest.mark.parametrize(
+    "unit, path, text, pattern",
+    [
+        ("checkpoint-5", "latest", "checkpoint-5\n", "{name}\n"),
+        ("checkpoint-5", "latest", "checkpoint-4\n", "{name}\n"),
+        (NESTED, "latest.txt", f"{NESTED}\n", "version_1/checkpoints/{name}\n"),
+        (NESTED, "version_1/checkpoints/latest", "epoch=0.ckpt\n", "{name}\n"),
+        ("checkpoint-5", "latest_iteration", "5\n", "{step}\n"),
+    ],
+)
+def test_a_pointer_follows_the_checkpoints_of_its_family(
+    unit: str, path: str, text: str, pattern: str
+) -> None:
+    (record,) = describe_pointers(Path("/x"), [Pointer(path, text, False)], Unit(unit, {}, 1))
+    assert record.text == pattern
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["version_0/checkpoints/epoch=1.ckpt\n", "/x/version_1/checkpoints/epoch=1.ckpt\n", "other\n"],
+)
+def test_a_pointer_to_another_folder_is_not_made_empty(text: str) -> None:
+    pointers = [Pointer("latest.txt", text, False)]
+    assert describe_pointers(Path("/x"), pointers, Unit(NESTED, {}, 1)) == []

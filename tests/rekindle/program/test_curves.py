@@ -1,0 +1,12 @@
+"""The thread that sends a program's metrics to MLflow."""
+
+import threading
+
+from rekindle.program.curves import Curves
+
+
+def test_a_pod_forks_its_program_while_no_thread_imports_a_module() -> None:
+    threads = threading.enumerate()
+    curves = Curves("run")
+    assert threading.enumerate() == threads
+    curves.close()
