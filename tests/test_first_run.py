@@ -169,7 +169,8 @@ def test_the_terminal_picture_matches_a_run(first: FirstRun) -> None:
         each.split("  ")[0] for each in first.output[first.output.index("verdict") :].splitlines()
     ]
     shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
-    assert all(f">{word} " in shown for word in words), "python -m tests.docs.pictures"
+    missing = [word for word in words if f">{word} " not in shown]
+    assert missing == [], "python -m tests.docs.pictures"
     assert figures(shown) == pytest.approx(figures(first.output), abs=0.01), (
         "python -m tests.docs.pictures"
     )
