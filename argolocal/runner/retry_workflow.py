@@ -1,39 +1,54 @@
 """Reset the status of a workflow as `argo retry` does. Source: Argo, workflow/util/util.go,
 FormulateRetryWorkflow."""
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+Nodes = dict[str, dict[str, Any]]
 
-def reset_for_retry(status: dict[str, Any]) -> dict[str, Any]:
+GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
+# types of nodes whose children Argo creates again for other parameters
+EXPANDED_TYPES = ("StepGroup", "TaskGroup")
+
+
+def reset_for_retry(
+    status: dict[str, Any], restarted_ids: Collection[str] = (), has_new_parameters: bool = False
+) -> dict[str, Any]:
     """Return the status from which a failed or stopped workflow continues: without the nodes that
-    have not succeeded, so that they run again."""
-    nodes: dict[str, dict[str, Any]] = status["nodes"]
-    groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
+    have not succeeded, so that they run again.
 
+    `restarted_ids`: nodes that also run again, although they succeeded, with all nodes after them.
+    `has_new_parameters`: the groups with a node that runs again are created again.
+    """
+    nodes: Nodes = status["nodes"]
     removed_ids = {
         id
         for id, node in nodes.items()
         if ".onExit" in node["name"]
-        or (node.get("phase") != "Succeeded" and node["type"] not in groups)
+        or (node.get("phase") != "Succeeded" and node["type"] not in GROUP_TYPES)
         or (node.get("phase") in ("Skipped", "Omitted"))
         or (node["type"] == "Pod" and node.get("phase") != "Succeeded")
     }
+    restarted_nodes = _add_later_nodes((id for id in restarted_ids if id in nodes), nodes)
+    reset_ids = _enclosing_nodes(restarted_nodes, nodes)
+    removed_ids = _add_later_nodes(removed_ids | restarted_nodes, nodes)
 
-    queue = list(removed_ids)
-    for id in queue:
-        children = [
+    if has_new_parameters:
+        expanded_children = {
             child
-            for child in nodes[id].get("children", [])
-            if child in nodes and child not in removed_ids
-        ]
-        removed_ids.update(children)
-        queue.extend(children)
+            for id, node in nodes.items()
+            if node["type"] in EXPANDED_TYPES
+            and (node.get("phase") != "Succeeded" or id in reset_ids)
+            for child in node.get("children", [])
+        }
+        removed_ids = _add_later_nodes(removed_ids | (expanded_children & nodes.keys()), nodes)
 
-    nested_ids = {id for id, node in nodes.items() if _is_within(node, removed_ids, nodes)}
-    kept_nodes = {id: node for id, node in nodes.items() if id not in removed_ids | nested_ids}
-    for node in kept_nodes.values():
-        node["children"] = [child for child in node.get("children", []) if child in kept_nodes]
-        if node.get("phase") != "Succeeded":
+    kept_nodes = {id: node for id, node in nodes.items() if id not in removed_ids}
+    for id, node in kept_nodes.items():
+        for field in ("children", "outboundNodes"):
+            if field in node or field == "children":
+                node[field] = [other for other in node.get(field, []) if other in kept_nodes]
+        if node.get("phase") != "Succeeded" or id in reset_ids:
             node["phase"] = "Running"
             node["finishedAt"] = None
             node.pop("message", None)
@@ -49,8 +64,47 @@ def reset_for_retry(status: dict[str, Any]) -> dict[str, Any]:
     return new_status | ({"outputs": status["outputs"]} if status.get("outputs") else {})
 
 
+def _add_later_nodes(removed_ids: Iterable[str], nodes: Mapping[str, Any]) -> set[str]:
+    """Return the removed nodes, all nodes after them, and all nodes within them."""
+    all_ids = set(removed_ids)
+    queue = list(all_ids)
+    for id in queue:
+        children = [
+            child
+            for child in nodes[id].get("children", [])
+            if child in nodes and child not in all_ids
+        ]
+        all_ids.update(children)
+        queue.extend(children)
+
+    return all_ids | {id for id, node in nodes.items() if _is_within(node, all_ids, nodes)}
+
+
+def _enclosing_nodes(removed_ids: Collection[str], nodes: Mapping[str, Any]) -> set[str]:
+    """Return the kept groups and Retry nodes that contain removed nodes, at any depth."""
+    parents: dict[str, list[str]] = {}
+    for id, node in nodes.items():
+        for child in node.get("children", []):
+            parents.setdefault(child, []).append(id)
+
+    enclosing_ids: set[str] = set()
+    queue = list(removed_ids)
+    for id in queue:
+        groups = [
+            parent
+            for parent in parents.get(id, [])
+            if nodes[parent]["type"] in (*EXPANDED_TYPES, "Retry")
+        ]
+        boundary = nodes[id].get("boundaryID")
+        for group in [*groups, *([boundary] if boundary in nodes else [])]:
+            if group not in enclosing_ids and group not in removed_ids:
+                enclosing_ids.add(group)
+                queue.append(group)
+    return enclosing_ids
+
+
 def _is_within(
-    node: dict[str, Any], removed_ids: set[str], nodes: dict[str, dict[str, Any]]
+    node: Mapping[str, Any], removed_ids: Collection[str], nodes: Mapping[str, Any]
 ) -> bool:
     boundary = node.get("boundaryID")
     while boundary and boundary in nodes:
