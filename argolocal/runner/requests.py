@@ -1,5 +1,5 @@
-"""Requests to the process that runs a workflow: stop it, suspend it, resume it, or set its suspended
-steps.
+"""Requests to the process that runs a workflow: stop it, suspend it, resume it, or set its
+suspended steps.
 
     send(files, RunRequest(shutdown="Stop"))
     send(files, RunRequest(nodes={"demo-17": NodeChange("Failed", "rejected")}))
