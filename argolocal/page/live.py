@@ -16,13 +16,18 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 CHECK_INTERVAL_S = 0.2
-# A page that changes many times in a second is rendered only this often. Together with
-# CHECK_INTERVAL_S, this limits the age of a page on the screen.
-CHANGE_INTERVAL_S = 0.5
-# maximum share of one core for checking one subject, and for rendering its page again and again
+# A subject that has changed is likely to change again.
+CHECK_INTERVAL_AFTER_CHANGE_S = 0.1
+ACTIVE_S = 10.0
+# maximum share of one core for checking one subject
 CHECK_SHARE = 0.01
-RENDER_SHARE = 0.25
 MAX_CHECK_INTERVAL_S = 2.0
+# A page that changes all the time is rendered only this often; the first changes after a pause are
+# shown at once.
+CHANGE_INTERVAL_S = 0.5
+CHANGES_AT_ONCE = 5
+# maximum share of one core for rendering a page that changes all the time
+RENDER_SHARE = 0.25
 MAX_CHANGE_INTERVAL_S = 10.0
 # proxies and browsers close a connection that is silent for longer
 KEEP_ALIVE_S = 15.0
@@ -57,6 +62,27 @@ class Subject:
         self.version = version
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+class ChangeBudget:
+    """Decides whether viewers may learn of a change now: at most CHANGES_AT_ONCE changes in quick
+    succession, and then one in each interval."""
+
+    def __init__(self, now: float) -> None:
+        self.changes = float(CHANGES_AT_ONCE)
+        self.time = now
+
+    def spend(self, now: float, interval_s: float) -> bool:
+        """Return True if the viewers may learn of a change, which then counts. `interval_s`: time
+        between two changes of a page that changes all the time."""
+        self.changes += (now - self.time) / interval_s
+        self.changes = min(self.changes, CHANGES_AT_ONCE)
+        self.time = now
+
+        if self.changes < 1:
+            return False
+        self.changes -= 1
+        return True
 
 
 class Watchers:
@@ -114,7 +140,9 @@ class Watchers:
                 subject.task.cancel()
 
     async def _watch(self, name: str, subject: Subject) -> None:
-        last_change = time.monotonic() - MAX_CHANGE_INTERVAL_S
+        start = time.monotonic()
+        budget = ChangeBudget(start)
+        last_change = start
         while True:
             try:
                 version, check_seconds = await run_in_threadpool(self._check, name)
@@ -124,16 +152,19 @@ class Watchers:
                 continue
 
             now = time.monotonic()
-            change_interval = min(
-                max(self.change_interval_s, self.render_seconds(name) / RENDER_SHARE),
-                MAX_CHANGE_INTERVAL_S,
-            )
-            if version != subject.version and now - last_change >= change_interval:
-                last_change = now
+            if version != subject.version and budget.spend(now, self.change_interval(name)):
                 subject.change(version)
+                last_change = now
 
-            pause = max(CHECK_INTERVAL_S, check_seconds / CHECK_SHARE)
+            is_active = now - last_change < ACTIVE_S
+            interval = CHECK_INTERVAL_AFTER_CHANGE_S if is_active else CHECK_INTERVAL_S
+            pause = max(interval, check_seconds / CHECK_SHARE)
             await asyncio.sleep(min(pause, MAX_CHECK_INTERVAL_S))
+
+    def change_interval(self, name: str) -> float:
+        """Return the seconds between two changes of a page that changes all the time."""
+        seconds = max(self.change_interval_s, self.render_seconds(name) / RENDER_SHARE)
+        return min(seconds, MAX_CHANGE_INTERVAL_S)
 
     def _check(self, name: str) -> tuple[str, float]:
         """Return the version of a subject, and the CPU seconds that reading it took."""
