@@ -1,8 +1,11 @@
 """Reset the status of a workflow as `argo retry` does. Source: Argo, workflow/util/util.go,
 FormulateRetryWorkflow."""
 
+import copy
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from argolocal.engine.nodes import hash_fnv32a
 
 Nodes = dict[str, dict[str, Any]]
 
@@ -112,3 +115,39 @@ def _is_within(
             return True
         boundary = nodes[boundary].get("boundaryID")
     return False
+
+
+def copy_for_resubmission(status: dict[str, Any], name: str, new_name: str) -> dict[str, Any]:
+    """Return the status with which a copy of a failed workflow starts: the pods that succeeded are
+    skipped, and their results are reused. `name`, `new_name`: names of the workflow and its copy.
+
+    Source: Argo's FormulateResubmitWorkflow.
+    """
+    reset_status = reset_for_retry(copy.deepcopy(status))
+    ids = {
+        id: _rename_id(node["name"], name, new_name) for id, node in reset_status["nodes"].items()
+    }
+    nodes: Nodes = {}
+    for id, node in reset_status["nodes"].items():
+        new_node = {**node, "id": ids[id], "name": new_name + node["name"].removeprefix(name)}
+        if node["displayName"] == name:
+            new_node["displayName"] = new_name
+        if str(node.get("templateScope") or "") == f"local/{name}":
+            new_node["templateScope"] = f"local/{new_name}"
+        if "boundaryID" in node:
+            new_node["boundaryID"] = ids[node["boundaryID"]]
+        for field in ("children", "outboundNodes"):
+            if field in node:
+                new_node[field] = [ids[other] for other in node[field]]
+        if node["type"] == "Pod":
+            new_node["type"] = new_node["phase"] = "Skipped"
+            new_node["message"] = f"original pod: {id}"
+        nodes[ids[id]] = new_node
+    return {**reset_status, "phase": "", "nodes": nodes}
+
+
+def _rename_id(node_name: str, name: str, new_name: str) -> str:
+    new_node_name = new_name + node_name.removeprefix(name)
+    if new_node_name == new_name:
+        return new_name
+    return f"{new_name}-{hash_fnv32a(new_node_name)}"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from argolocal.common.checked_names import RunName
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
+from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.run import validate_workflow
 from argolocal.server.api.catalogue import Catalogue, Entry
 from argolocal.server.api.errors import (
@@ -24,20 +25,23 @@ from argolocal.state.journal import Busy, RunExists, RunFiles
 
 # another name of the newest run
 LATEST = "@latest"
+NAMESPACE = "argo"
 
 Object = dict[str, Any]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Backend:
     """The runs, the queue and the stored objects of a home. `namespace`: the only namespace that
-    the API has."""
+    the API has. `open_store`: returns the store for the field `s3` of an artifact."""
 
     cluster: Cluster
     queue: Queue
     objects: Objects
     catalogue: Catalogue
-    namespace: str = "argo"
+    open_store: Callable[[Mapping[str, Any]], ObjectReader]
+    namespace: str = NAMESPACE
 
     def has_namespace(self, namespace: str) -> bool:
         """Return True if a list of a namespace contains the objects; "" means all namespaces."""
@@ -99,7 +103,7 @@ class Backend:
         return (facts.created if facts else 0.0, entry.resource_version)
 
 
-def refuse_invalid[Result](call: Callable[[], Result]) -> Result:
+def refuse_invalid(call: Callable[[], Result]) -> Result:
     """Return the result of a call, with its errors as errors of the API. Raises ApiError."""
     try:
         return call()

@@ -14,7 +14,7 @@ import time
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import RLock
@@ -39,22 +39,23 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a run. `type`: ADDED, MODIFIED or DELETED."""
+    """A change of a run. `type`: ADDED, MODIFIED or DELETED. `facts`: the last known facts of a
+    deleted run."""
 
     resource_version: int
     type: str
     name: str
+    facts: "Facts | None" = None
 
 
 @dataclass
 class Entry:
-    """A run that the catalogue knows. `file_version`: state of its files; `is_listed`: False for a
-    run that was deleted. `summary`: the object without nodes, compressed."""
+    """A run that exists. `file_version`: state of its files. `summary`: the object without nodes,
+    compressed, of the state `summary_version`."""
 
     name: str
     file_version: str
     resource_version: int
-    is_listed: bool = True
     summary_version: str = ""
     summary: bytes = b""
     facts: "Facts | None" = None
@@ -110,7 +111,12 @@ class Catalogue:
         with self.lock:
             return self._note(run_name, file_version)
 
-    def list(self) -> list[Entry]:
+    def find_listed(self, name: str) -> Entry | None:
+        """Return the entry of a run, or None, without looking at its files."""
+        with self.lock:
+            return self.entries.get(name)
+
+    def list(self) -> Sequence[Entry]:
         """Return the entries of all runs whose files can be read."""
         with self.lock:
             entries = list(self.entries.values())
@@ -140,7 +146,7 @@ class Catalogue:
         with self.lock:
             facts = entry.facts
             is_current = entry.summary_version == entry.file_version
-        if facts and (is_current or not entry.is_listed):
+        if facts and is_current:
             return facts
         try:
             self._summarize(entry)
@@ -156,7 +162,7 @@ class Catalogue:
                 return entry
         return None
 
-    def changes_since(self, resource_version: int) -> list[Change]:
+    def changes_since(self, resource_version: int) -> Sequence[Change]:
         """Return the changes after a version, oldest first. Raises ApiError with the status 410 if
         some of them are forgotten."""
         with self.lock:
@@ -177,8 +183,7 @@ class Catalogue:
         if entry and not file_version:
             del self.entries[name]
             self._forget_summary(entry)
-            entry.is_listed = False
-            self._add_change("DELETED", name)
+            self._add_change("DELETED", name, entry.facts)
             return None
         if not file_version:
             return None
@@ -191,9 +196,9 @@ class Catalogue:
             entry.resource_version = self._add_change("MODIFIED", name)
         return entry
 
-    def _add_change(self, type: str, name: str) -> int:
+    def _add_change(self, type: str, name: str, facts: Facts | None = None) -> int:
         self.latest_version = max(self.latest_version + 1, time.time_ns() // 1000)
-        self.changes.append(Change(self.latest_version, type, name))
+        self.changes.append(Change(self.latest_version, type, name, facts))
         if len(self.changes) > MAX_CHANGES:
             self.oldest_version = self.changes.popleft().resource_version
         return self.latest_version

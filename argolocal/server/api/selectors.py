@@ -1,8 +1,8 @@
 """The selectors of the API, and the part of an object that a client wants.
 
-    options = parse_list_options(request.query_params, "argo")
-    fields = Fields.parse("items.metadata.name,items.status.phase")
-    match_node("phase=Failed", node)
+options = parse_list_options(request.query_params, "argo")
+fields = Fields.parse("items.metadata.name,items.status.phase")
+match_node("phase=Failed", node)
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 from argolocal.common.checked_names import show
 from argolocal.language import selector as label_selector
-from argolocal.language.selector import Requirement, SelectorError
+from argolocal.language.selector import MISSING, Requirement, SelectorError
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError
 
 MAX_SELECTOR_LENGTH = 10_000
@@ -44,9 +44,7 @@ class ListOptions:
 
     def matches_labels(self, labels: Mapping[str, str]) -> bool:
         """Return True if the labels of an object satisfy the selector."""
-        return all(
-            item.matches(labels.get(item.key, label_selector.MISSING)) for item in self.labels
-        )
+        return all(item.matches(labels.get(item.key, MISSING)) for item in self.labels)
 
     def matches_name(self, name: str) -> bool:
         """Return True if an object with this name is in the list. Source: Argo's

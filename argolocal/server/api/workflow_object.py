@@ -175,9 +175,10 @@ def _restore_template_references(template: Object) -> Object:
         if scope not in SCOPES or not separator:
             continue
         del caller["template"]
-        caller["templateRef"] = {"name": owner, "template": name}
+        reference: Object = {"name": owner, "template": name}
         if SCOPES[scope]:
-            caller["templateRef"]["clusterScope"] = True
+            reference["clusterScope"] = True
+        caller["templateRef"] = reference
     return template
 
 
