@@ -143,7 +143,8 @@ def copy_for_resubmission(status: dict[str, Any], name: str, new_name: str) -> d
             new_node["type"] = new_node["phase"] = "Skipped"
             new_node["message"] = f"original pod: {id}"
         nodes[ids[id]] = new_node
-    return {**reset_status, "phase": "", "nodes": nodes}
+    outputs = {"outputs": status["outputs"]} if status.get("outputs") else {}
+    return {"phase": "", "nodes": nodes, **outputs}
 
 
 def _rename_id(node_name: str, name: str, new_name: str) -> str:

@@ -115,6 +115,7 @@ class Body:
                     f" request: {show(given_namespace)} and {show(namespace)}",
                 )
         spec = without_nulls(document.part("spec").values)
+        _drop_empty_names(spec.get("workflowSpec") if kind == "CronWorkflow" else spec)
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _typed(self, name: str, type: type, default: Any) -> Any:
@@ -129,6 +130,16 @@ class Body:
 
 def _wrong_type(name: str, value: object, rule: str) -> ApiError:
     return ApiError(INVALID_ARGUMENT, f"{name} is {show(value)}: it must be {rule}")
+
+
+def _drop_empty_names(spec: object) -> None:
+    """Remove the empty names of containers, which clients in Go send for a missing name."""
+    templates = spec.get("templates") if isinstance(spec, dict) else None
+    for template in templates if isinstance(templates, list) else []:
+        for field in ("container", "script"):
+            container = template.get(field) if isinstance(template, dict) else None
+            if isinstance(container, dict) and container.get("name") == "":
+                del container["name"]
 
 
 def query_flag(query: Mapping[str, str], name: str) -> bool:

@@ -66,14 +66,17 @@ class StoredKindAddresses:
         if self.stored.is_namespaced:
             all_namespaces = [Route(f"{folder}/", self.list, methods=["GET"])]
             folder = f"{folder}/{{namespace}}"
+        # `argo template update` sends the name only in the object
+        update = self._with_body(self.update)
         item = f"{folder}/{{name}}"
         routes = [
             *all_namespaces,
             Route(folder, self.list, methods=["GET"]),
             Route(folder, self._with_body(self.create), methods=["POST"]),
             Route(f"{folder}/lint", self._with_body(self.lint), methods=["POST"]),
+            Route(f"{folder}/", update, methods=["PUT"]),
             Route(item, self.get, methods=["GET"]),
-            Route(item, self._with_body(self.update), methods=["PUT"]),
+            Route(item, update, methods=["PUT"]),
             Route(item, self.delete, methods=["DELETE"]),
         ]
         if self.stored is CRON_WORKFLOW:
@@ -149,13 +152,14 @@ class StoredKindAddresses:
     def update(self, body: Body, path: Mapping[str, str]) -> Object:
         """Replace the spec, the labels and the annotations of an object. Its status stays."""
         manifest = self._read(body, path)
-        name = manifest["metadata"].setdefault("name", path["name"])
-        if name != path["name"]:
+        path_name = path.get("name", "")
+        name = manifest["metadata"].setdefault("name", path_name)
+        if path_name not in ("", name):
             raise ApiError(
                 INVALID_ARGUMENT,
-                f"the object is named {show(name)}, and must be {show(path['name'])}",
+                f"the object is named {show(name)}, and must be {show(path_name)}",
             )
-        self._find(path)
+        self._find({**path, "name": name})
         self._validate(manifest)
         version = body.part(self.stored.field).part("metadata").text("resourceVersion")
 
