@@ -20,7 +20,7 @@ from argolocal.engine.suspend import missing_parameters, suspended
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import COMPLETED, FAILED
-from argolocal.manifest.types import Node
+from argolocal.manifest.types import Node, Object
 from argolocal.runner import requests
 from argolocal.runner.requests import NodeChange, RunRequest
 from argolocal.runner.retry_workflow import copy_for_resubmission, reset_for_retry
@@ -46,7 +46,6 @@ OWN_LABELS = (
     "workflows.argoproj.io/creator-preferred-username",
 )
 
-Object = dict[str, Any]
 Perform = Callable[[Entry, Body], Object]
 
 

@@ -2,13 +2,13 @@
 server/workflowarchive/archived_workflow_server.go."""
 
 from collections.abc import Callable
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from argolocal.manifest.types import Object
 from argolocal.server.api.actions import RetryOptions, resubmit_run, retry_run
 from argolocal.server.api.backend import Backend
 from argolocal.server.api.bodies import Body
@@ -16,8 +16,6 @@ from argolocal.server.api.catalogue import Entry, Facts
 from argolocal.server.api.errors import INVALID_ARGUMENT, NOT_FOUND, ApiError
 from argolocal.server.api.selectors import parse_labels, parse_list_options
 from argolocal.server.api.workflows import delete_run, make_page, select_entries
-
-Object = dict[str, Any]
 
 
 class Archive:

@@ -33,8 +33,6 @@ SANDBOX = (
 )
 DIRECTIONS = ("inputs", "outputs")
 
-Object = dict[str, Any]
-
 
 class Artifacts:
     """The answers to requests for artifacts."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from argolocal.common.checked_names import RunName
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
+from argolocal.manifest.types import Object
 from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.run import validate_workflow
 from argolocal.server.api.catalogue import Catalogue, Entry
@@ -27,7 +28,6 @@ from argolocal.state.journal import Busy, RunExists, RunFiles
 LATEST = "@latest"
 NAMESPACE = "argo"
 
-Object = dict[str, Any]
 Result = TypeVar("Result")
 
 

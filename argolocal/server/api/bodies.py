@@ -7,16 +7,15 @@ from starlette.requests import Request
 
 from argolocal.common.checked_names import show
 from argolocal.common.json_text import loads
+from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.shape import without_nulls
+from argolocal.manifest.types import Object
 from argolocal.server.api.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ApiError
 
 # The API server of Kubernetes takes at most 3 MiB, and a message of gRPC has at most 4 MiB.
 MAX_BODY_BYTES = 4 << 20
-API_VERSION = "argoproj.io/v1alpha1"
 # fields of `metadata` that a user sets; the others belong to the server
 METADATA_FIELDS = ("name", "generateName", "namespace", "labels", "annotations")
-
-Object = dict[str, Any]
 
 
 class Body:

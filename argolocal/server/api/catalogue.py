@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import RLock
-from typing import Any
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import loads, to_json
 from argolocal.errors import ArgolocalError
+from argolocal.manifest.types import Object
 from argolocal.page.sources import LocalRuns, Run
 from argolocal.runner import requests
 from argolocal.server.api.errors import OUT_OF_RANGE, ApiError
@@ -33,8 +33,6 @@ from argolocal.state.journal import RunFiles
 MAX_CHANGES = 10_000
 # bytes of compressed objects without nodes that stay in memory
 MAX_CACHED_BYTES = 32_000_000
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True)

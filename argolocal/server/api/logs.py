@@ -25,6 +25,7 @@ from argolocal.language.regexp import compile_matcher
 from argolocal.language.selector import MISSING, Requirement
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.types import Object
 from argolocal.page.live import Watchers
 from argolocal.page.log_files import LocalLog
 from argolocal.server.api.backend import Backend
@@ -39,8 +40,6 @@ BLOCK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 20
 MAX_PATTERN_LENGTH = 10_000
 NEW_LINES_INTERVAL_S = 0.2
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True)

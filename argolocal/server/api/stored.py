@@ -3,7 +3,6 @@ server/workflowtemplate, server/clusterworkflowtemplate and server/cronworkflow.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,6 +12,7 @@ from starlette.routing import Route
 from argolocal import validate
 from argolocal.common.checked_names import show
 from argolocal.manifest import read as manifests
+from argolocal.manifest.types import Object
 from argolocal.server.api.backend import Backend, refuse_invalid
 from argolocal.server.api.bodies import Body
 from argolocal.server.api.errors import (
@@ -25,7 +25,6 @@ from argolocal.server.api.errors import (
 from argolocal.server.api.selectors import parse_list_options
 from argolocal.state.stored_objects import ObjectConflict, ObjectExists, ObjectMissing
 
-Object = dict[str, Any]
 Answer = Callable[[Body, Mapping[str, str]], Object]
 
 

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,6 +17,7 @@ from starlette.types import Send
 
 from argolocal.common.json_text import to_json
 from argolocal.errors import ArgolocalError
+from argolocal.manifest.types import Object
 from argolocal.page.live import Watchers
 from argolocal.server.api.backend import Backend
 from argolocal.server.api.catalogue import Catalogue, Change, Entry, Facts
@@ -37,8 +37,6 @@ MAX_CACHED_EVENTS = 100
 EVENT_STREAM = "text/event-stream"
 # version of a watch that first gets all workflows
 ANY_VERSIONS = ("", "0")
-
-Object = dict[str, Any]
 
 
 class Stream(StreamingResponse):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from argolocal.manifest import object_labels
-from argolocal.manifest.allowed_values import COMPLETED, FULFILLED
+from argolocal.manifest.allowed_values import API_VERSION, COMPLETED, FULFILLED
+from argolocal.manifest.types import Object
 from argolocal.page.sources import Run
 from argolocal.runner.requests import RunRequest
 
@@ -25,8 +26,6 @@ RUNNING_PHASES = {"Interrupted": "Running", "Unreadable": "Error"}
 
 # the progress of groups is only computed for runs with fewer nodes: it takes quadratic time
 MAX_PROGRESS_NODES = 1000
-
-Object = dict[str, Any]
 
 
 def make_workflow(
@@ -47,7 +46,7 @@ def make_workflow(
     spec = {key: value for key, value in spec.items() if value is not None}
 
     return {
-        "apiVersion": "argoproj.io/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "Workflow",
         "metadata": _make_metadata(run, namespace, phase, resource_version),
         "spec": spec,

@@ -4,7 +4,6 @@ server/workflow/workflow_server.go."""
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,7 +13,8 @@ from starlette.routing import Route
 from argolocal.common.checked_names import show
 from argolocal.errors import ArgolocalError
 from argolocal.manifest import object_labels
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import API_VERSION
+from argolocal.manifest.types import Object
 from argolocal.runner import requests
 from argolocal.runner.requests import RunRequest
 from argolocal.server.api.backend import Backend, refuse_invalid, require_new_name
@@ -41,8 +41,6 @@ SUBMITTED_KINDS = {
     "clusterwftmpl": "ClusterWorkflowTemplate",
     "cwft": "ClusterWorkflowTemplate",
 }
-
-Object = dict[str, Any]
 
 
 class Workflows:
@@ -151,7 +149,7 @@ class Workflows:
             metadata["labels"] = {**labels, object_labels.CRON_WORKFLOW: name}
             metadata["annotations"] = dict(template.get("annotations") or {})
         return {
-            "apiVersion": "argoproj.io/v1alpha1",
+            "apiVersion": API_VERSION,
             "kind": "Workflow",
             "metadata": metadata,
             "spec": spec,
@@ -326,8 +324,3 @@ def delete_run(backend: Backend, entry: Entry) -> None:
     finally:
         files.close()
     backend.catalogue.refresh_run(entry.name)
-
-
-def is_completed(workflow: Object) -> bool:
-    """Return True if a workflow has ended."""
-    return workflow["status"]["phase"] in COMPLETED
