@@ -66,8 +66,8 @@ def schedule_error(schedule: str) -> str:
 
 
 def timezone_error(name: str) -> str:
-    """Return the reason why a time zone is invalid, or "". Without a time zone database, all names
-    are valid."""
+    """Return the reason why a time zone is invalid, or "". If this machine has no time zone
+    database, all names count as valid."""
     try:
         ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -78,8 +78,8 @@ def timezone_error(name: str) -> str:
 
 
 def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> Iterator[datetime]:
-    """Yield the UTC times of a schedule with five fields, from `first_day` to `last_day` in
-    `timezone`."""
+    """Yield the UTC times at which a schedule with five fields starts runs, from `first_day` to
+    `last_day` in `timezone`."""
     number_sets = [
         _parse_field(value, *field) or set()
         for value, field in zip(schedule.split(), FIELDS, strict=True)
@@ -105,8 +105,8 @@ def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> 
 
 
 def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
-    """Return the numbers in a field: a list of numbers, ranges and *, with optional steps. Return
-    None for an invalid field."""
+    """Return the numbers that a field of a schedule matches. The field is a list of numbers, ranges
+    and *, with optional steps. Return None for an invalid field."""
     numbers: set[int] = set()
 
     for term in filter(None, field.split(",")):
@@ -115,7 +115,8 @@ def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
         start: int | None = low
         end: int | None = high
 
-        if first not in ("*", "?"):  # as in Argo, a range that starts with * or ? means *
+        if first not in ("*", "?"):
+            # as in Argo, a range that starts with * or ? matches all numbers
             start = _parse_number(first, name)
             if dash:
                 end = _parse_number(last, name)

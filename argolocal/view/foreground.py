@@ -26,7 +26,8 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-# seconds after the first signal; stopping a run takes longer only if a process hangs
+# this many seconds after the first signal, another signal forces the exit; stopping a run takes
+# longer only if a process hangs
 FORCE_EXIT_AFTER_S = 3.0
 TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
 
@@ -41,8 +42,8 @@ def create_run(
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print notes about ignored fields. `needs_ports`: reject a run if a port of its Services
-    is in use.
+    `notes`: print notes about ignored fields. `needs_ports`: raise ConfigError if a port of the
+    run's Services is in use.
     """
     cluster.store_objects(other_objects)
     if needs_ports:
@@ -62,8 +63,8 @@ def create_run(
 def load_run(
     cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
-    """Load a run to resume. If another process executes the run, resume its suspended steps with
-    the outputs `values`, and return None.
+    """Load a run to resume it. If another process executes the run, resume its suspended steps with
+    `values` as outputs, and return None.
 
     Raises ConfigError, Busy.
     """
@@ -79,8 +80,8 @@ def load_run(
 
 
 def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
-    use."""
+    """Raise ConfigError if the port of a Service in the workflow is in use. Called before the run
+    starts."""
     if any(shape_errors(manifest)):
         return  # skip an invalid manifest, because LocalRun.new will reject it
 
@@ -104,7 +105,7 @@ class Foreground:
         self.deployments = local.cluster.home / "deployments"
 
     def begin(self) -> None:
-        """Prepare the run; this method is called before the run starts."""
+        """Prepare the run. Called before the run starts."""
 
     def progress(self, row: Step) -> str:
         """Return the progress of a running step, or the error of a failed job."""
@@ -117,7 +118,7 @@ class Foreground:
         return 1
 
     def succeeded(self, code: int) -> bool:
-        """Return True if the run with this exit code did not fail."""
+        """Return True if this exit code means that the run did not fail."""
         return code == 0
 
     def as_json(self, status: Status) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Foreground:
                 }
             except ConfigError:
                 raise
-            # an error of this runner, for example a full disk
+            # this is an error of the runner itself, for example a full disk
             except (ArgolocalError, OSError) as error:
                 runner_error = str(error)
                 status = {**local.status, "phase": "Error", "message": runner_error}
@@ -190,8 +191,8 @@ class Foreground:
 def _with_resume_hints(
     local: LocalRun, run_display: display.RunDisplay
 ) -> Callable[[Status], None]:
-    """Return a function that calls `run_display`, and prints once per suspended step how to resume
-    it."""
+    """Return a function that calls `run_display` with each new status, and prints once for each
+    suspended step how to resume it."""
     hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         run_display.say(

@@ -1,7 +1,7 @@
 """The artifacts of runs in the object store of this machine.
 
-The object store starts when a user opens an artifact: the list of artifacts needs only the status
-of the run.
+The object store starts only when a user opens an artifact, because the status of the run suffices
+to list the artifacts.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from rekindle.local.cluster import LocalCluster
 
 
 def artifacts_of_home(home: Path) -> StoredArtifacts:
-    """Return the artifacts of the runs of a home."""
+    """Return access to the artifacts of all runs in `home`."""
 
     def open_store(s3: Mapping[str, Any]) -> ObjectReader:
         return LocalCluster(home).store(s3)

@@ -1,5 +1,5 @@
-"""The section `schedules`: the schedules of the project or of a cluster, with their next times and
-the times that were missed."""
+"""The section `schedules`: the schedules of the project or of a cluster, each with its next and its
+missed run times."""
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ MAX_DAYS_AHEAD = 400
 MAX_DAYS_BACK = 31
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
-# a run may start this late before its time counts as missed
+# maximum delay of a run; after it, its scheduled time counts as missed
 LATE_AFTER = timedelta(minutes=2)
 DESCRIPTORS = {
     "@yearly": "0 0 1 1 *",
@@ -43,9 +43,9 @@ LOCAL_NOTE = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule. Times are in the format of RFC 3339. `missed`: times without a run, newest
-    first; `problem`: a sentence about an invalid schedule; `command`: the command that runs the
-    missed times."""
+    """One schedule. Times are in the format of RFC 3339. `missed`: scheduled times without a run,
+    newest first; `problem`: a sentence about an invalid schedule; `command`: the command that runs
+    the missed times."""
 
     name: str
     source: str
@@ -62,15 +62,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Schedules:
-    """All schedules that are known."""
+    """All known schedules."""
 
     schedules: list[Schedule]
     notes: list[str]
 
 
 class ProjectSchedules:
-    """The schedules in the configs of the project. A time is missed if it is after the oldest known
-    run of the pipeline, and no run has this scheduled time.
+    """The schedules in the configs of the project. A scheduled time counts as missed if no run has
+    it, and it is later than the pipeline's oldest known run.
 
     `list_rows`: returns the rows of all runs, newest first.
     """
@@ -144,7 +144,7 @@ class ClusterSchedules:
         self.cluster = cluster
 
     def read(self, query: Mapping[str, str]) -> Schedules:
-        """Return the schedules, or a sentence if the reader may not see them."""
+        """Return the schedules, or a sentence if the user lacks the permission to read them."""
         try:
             objects = self.cluster.list_objects(CRON_WORKFLOWS)
         except RekindleError as error:
@@ -162,8 +162,8 @@ class ClusterSchedules:
 
 
 def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
-    """Return the schedule of a CronWorkflow. A time is missed if it is after the last run that
-    Argo started."""
+    """Return the schedule of a CronWorkflow. A scheduled time counts as missed if it is in the
+    past, but later than the last run that Argo started."""
     spec = item["spec"]
     status = item.get("status") or {}
     lines = spec.get("schedules") or [spec.get("schedule", "")]
@@ -231,7 +231,7 @@ def _iterate_times(
     zone = ZoneInfo(timezone)
     for line in lines:
         fields = DESCRIPTORS.get(line, line)
-        # the times of "@every" depend on the last run
+        # skip "@every", whose times depend on the last run
         if not fields.startswith(("@", "TZ=", "CRON_TZ=")):
             first_day = start.astimezone(zone).date()
             yield from cron.run_times(fields, timezone, first_day, end.astimezone(zone).date())

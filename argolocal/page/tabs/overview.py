@@ -42,8 +42,8 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The state of a run, its graph, and its steps. `failure_link`, `log_link`: addresses of the
-    failed step and of its log. `steps`: a page of the steps."""
+    """The state of a run, its graph, and its steps. `failure_link`, `log_link`: URLs of the failed
+    step and of its log. `steps`: one page of the table of steps."""
 
     phase: str
     sentences: list[str]
@@ -70,9 +70,9 @@ Headline = Callable[[Run], list[str]]
 class OverviewTab:
     """The tab `overview`.
 
-    `headline`: returns sentences that a program adds at the top, such as a verdict.
-    `find_internal`: recognizes steps that a program adds to each workflow; they are hidden at
-    first. `log_tab`: name of the tab with logs, or None.
+    `headline`: returns sentences to show at the top, such as a verdict. `find_internal`: recognizes
+    internal steps, which a program adds to each workflow; they are hidden at first. `log_tab`: name
+    of the tab with logs, or None.
     """
 
     name = "overview"
@@ -148,7 +148,7 @@ class OverviewTab:
 
 
 def parse_page(text: str | None) -> int:
-    """Return the number of a page in an address; 1 for any other text."""
+    """Parse the page number in a query parameter. Return 1 for an invalid number."""
     if text and text.isdecimal() and text.isascii() and len(text) < 9:
         return max(1, int(text))
     return 1
@@ -183,7 +183,7 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
 def _other_failures(
     plan: Plan, drawing: Drawing, failure: Failure | None, limit: int = 5
 ) -> list[StepRow]:
-    """Return the rows of further failed steps of a failed run."""
+    """Return the rows of the failed steps of a failed run, without the step that made it fail."""
     addresses = failure.other_failures[:limit] if failure else []
     steps = [plan.find(address) for address in addresses]
     return [_make_row(plan, drawing, step) for step in steps if step]
@@ -197,7 +197,7 @@ def _suspend_duration(plan: Plan, node_name: str) -> str:
 
 
 def _outcome(plan: Plan) -> list[str]:
-    """Return sentences about the end of a run and of its exit handler."""
+    """Return sentences that tell how a run and its exit handler have ended."""
     run = plan.run
     sentences: list[str] = []
     start = run.status.get("startedAt")
