@@ -1,4 +1,4 @@
-"""The local cluster on which workflows run. It provides ConfigMaps, Secrets, images, addresses and
+"""The local cluster that runs workflows. It provides ConfigMaps, Secrets, images, addresses and
 an object store.
 
     cluster = LocalCluster(Path(".argolocal"))
@@ -55,7 +55,7 @@ class LocalCluster:
     """
 
     bucket = "argolocal"  # default bucket for artifacts that do not specify a bucket
-    # names of modules that containers may run with `python -m MODULE`, whatever their image is
+    # names of modules that containers of any image may run with `python -m MODULE`
     modules: tuple[str, ...] = ()
 
     def __init__(

@@ -148,7 +148,7 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 
 
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
-    """Return the loops with which Rekindle's loop is compared.
+    """Return the loops to compare with Rekindle's loop.
 
     For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
     loop and a bare loop that does not exchange gradients.

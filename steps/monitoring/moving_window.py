@@ -104,7 +104,7 @@ def warn_of_stale_data(
 
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the source has no rows after those of the run `last`. `newest`: time of the
+    """Return True if the source has not got newer rows since the run `last`. `newest`: time of the
     source's newest row."""
     newest_time = parse_time(newest)
     last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
