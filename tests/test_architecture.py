@@ -34,7 +34,7 @@ COMMON = {
 LOCAL = {
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
     "cli": {"server", "page", "view", "runner", "validate", "manifest"},
-    "server": {"page", "runner", "state", "validate", "manifest"},
+    "server": {"page", "runner", "state", "engine", "validate", "manifest", "language"},
     "page": {"view", "runner", "state", "engine", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
     "runner": {"controllers", "pods", "state", "engine", "validate", "manifest", "language"},

@@ -356,12 +356,15 @@ def server(
 
     from argolocal.page.application import Page
     from argolocal.page.site import make_parts
+    from argolocal.page.tabs.artifact_source import StoredArtifacts
     from argolocal.runner.cluster import LocalCluster
     from argolocal.server.server import Server
 
     cluster = LocalCluster(home())
+    open_store = StoredArtifacts.in_home(cluster.home, cluster.bucket).open_store
     page = Page(make_parts(cluster.home)).application()
-    Server(cluster, "argolocal.view.foreground:execute_queued", parallelism).serve(
+    execute = "argolocal.view.foreground:execute_queued"
+    Server(cluster, execute, open_store, parallelism).serve(
         page, port, lambda address: announce_page(address, open_browser)
     )
 

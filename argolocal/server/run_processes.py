@@ -92,7 +92,7 @@ class RunProcesses:
         with other_end:
             self.process = subprocess.Popen(
                 python_command("-m", "argolocal.server.fork_server", *arguments),
-                stdin=other_end,
+                stdin=other_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, program.variable("HOME"): str(self.home)},
             )
