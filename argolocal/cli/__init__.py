@@ -336,7 +336,7 @@ def ui(port: int | None, open_browser: bool) -> None:
 def server(
     port: int | None, open_browser: bool, parallelism: int | None, print_unit: str | None
 ) -> None:
-    """Run queued and scheduled workflows of this machine, and serve the page of runs, until Ctrl-C.
+    """Run queued and scheduled workflows, and serve the page.
 
     The server runs what `argolocal run --queue` has queued, by priority and then in the order of
     submission. Runs are processes of their own: they continue when the server ends, and the next
@@ -346,7 +346,7 @@ def server(
 
     Example:
       argolocal server --parallelism 4
-      argolocal server --print-unit user > ~/.config/systemd/user/argolocal.service
+      argolocal server --print-unit user
     """
     if print_unit:
         from argolocal.server.systemd import make_unit

@@ -352,7 +352,7 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
 def server(
     port: int | None, open_browser: bool, parallelism: int | None, print_unit: str | None
 ) -> None:
-    """Run queued and scheduled pipelines of this machine, and serve the page of runs, until Ctrl-C.
+    """Run queued and scheduled pipelines, and serve the page.
 
     The server starts what `rekindle schedule` has scheduled and what `rekindle run --queue` has
     queued, by priority and then in the order of submission. Runs are processes of their own: they
@@ -363,7 +363,7 @@ def server(
 
     Example:
       rekindle server --parallelism 2
-      rekindle server --print-unit user > ~/.config/systemd/user/rekindle.service
+      rekindle server --print-unit user
     """
     if print_unit:
         from argolocal.server.systemd import make_unit
