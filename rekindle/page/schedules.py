@@ -2,7 +2,7 @@
 the times that were missed."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -26,15 +26,6 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
 # a run may start this late before its time counts as missed
 LATE_AFTER = timedelta(minutes=2)
-DESCRIPTORS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
 LOCAL_NOTE = (
     "This machine does not start runs by itself. `rekindle schedule CONFIG` applies a schedule to a"
     " cluster; `rekindle backfill CONFIG` runs missed times here."
@@ -210,31 +201,20 @@ def find_problem(lines: Iterable[str], timezone: str) -> str:
 def next_times(lines: Sequence[str], timezone: str, now: datetime) -> list[str]:
     """Return the next times of a schedule."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times: set[datetime] = set()
-    for line in lines:
-        future = (time for time in _iterate_times([line], timezone, now, end) if time > now)
-        times.update(islice(future, NEXT_TIMES))
-    return [format_time(time) for time in sorted(times)[:NEXT_TIMES]]
+    times = cron.times_between(_parse(lines, timezone), now, end)
+    return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
 def list_times(
     lines: Sequence[str], timezone: str, start: datetime, end: datetime
 ) -> list[datetime]:
     """Return the times of a schedule after `start` until `end`, oldest first."""
-    times = _iterate_times(lines, timezone, start, end)
-    return sorted({time for time in times if start < time <= end})
+    return list(cron.times_between(_parse(lines, timezone), start, end))
 
 
-def _iterate_times(
-    lines: Sequence[str], timezone: str, start: datetime, end: datetime
-) -> Iterator[datetime]:
-    zone = ZoneInfo(timezone)
-    for line in lines:
-        fields = DESCRIPTORS.get(line, line)
-        # the times of "@every" depend on the last run
-        if not fields.startswith(("@", "TZ=", "CRON_TZ=")):
-            first_day = start.astimezone(zone).date()
-            yield from cron.run_times(fields, timezone, first_day, end.astimezone(zone).date())
+def _parse(lines: Sequence[str], timezone: str) -> list[cron.Schedule]:
+    # the intervals of @every start when its CronWorkflow is created
+    return [cron.parse_schedule(line, timezone) for line in lines if not line.startswith("@every")]
 
 
 def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
