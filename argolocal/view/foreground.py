@@ -10,6 +10,7 @@ With `as_json`, exactly one JSON object is written to stdout, and everything els
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from argolocal.common import exit_codes, program
@@ -26,8 +27,7 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-# this many seconds after the first signal, another signal forces the exit; stopping a run takes
-# longer only if a process hangs
+# seconds after the first signal; stopping a run takes longer only if a process hangs
 FORCE_EXIT_AFTER_S = 3.0
 TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
 
@@ -39,11 +39,12 @@ def create_run(
     other_objects: Iterable[Mapping[str, Any]] = (),
     notes: bool = True,
     needs_ports: bool = True,
+    is_queued: bool = False,
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print notes about ignored fields. `needs_ports`: raise ConfigError if a port of the
-    run's Services is in use.
+    `notes`: print notes about ignored fields. `needs_ports`: reject a run if a port of its Services
+    is in use. `is_queued`: the server of the home starts the run.
     """
     cluster.store_objects(other_objects)
     if needs_ports:
@@ -53,7 +54,7 @@ def create_run(
         say(f"warning: {line}")
 
     note = (lambda line: say(f"note: {line}")) if notes else None
-    local_run = LocalRun.new(manifest, parameters, cluster, note, warn)
+    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, is_queued)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 
@@ -63,8 +64,8 @@ def create_run(
 def load_run(
     cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
-    """Load a run to resume it. If another process executes the run, resume its suspended steps with
-    `values` as outputs, and return None.
+    """Load a run to resume. If another process executes the run, resume its suspended steps with
+    the outputs `values`, and return None.
 
     Raises ConfigError, Busy.
     """
@@ -79,9 +80,15 @@ def load_run(
     return LocalRun.load(name, cluster)
 
 
+def execute_queued(home: Path, name: str) -> int:
+    """Run a queued run to its end, and return its exit code. Raises Busy, NotQueued."""
+    local_run = LocalRun.load(name, LocalCluster(home), is_queued=True)
+    return Foreground(local_run).run(as_json=False, ask=False)
+
+
 def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError if the port of a Service in the workflow is in use. Called before the run
-    starts."""
+    """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
+    use."""
     if any(shape_errors(manifest)):
         return  # skip an invalid manifest, because LocalRun.new will reject it
 
@@ -105,7 +112,7 @@ class Foreground:
         self.deployments = local.cluster.home / "deployments"
 
     def begin(self) -> None:
-        """Prepare the run. Called before the run starts."""
+        """Prepare the run; this method is called before the run starts."""
 
     def progress(self, row: Step) -> str:
         """Return the progress of a running step, or the error of a failed job."""
@@ -118,7 +125,7 @@ class Foreground:
         return 1
 
     def succeeded(self, code: int) -> bool:
-        """Return True if this exit code means that the run did not fail."""
+        """Return True if the run with this exit code did not fail."""
         return code == 0
 
     def as_json(self, status: Status) -> dict[str, Any]:
@@ -151,7 +158,7 @@ class Foreground:
                 }
             except ConfigError:
                 raise
-            # this is an error of the runner itself, for example a full disk
+            # an error of this runner, for example a full disk
             except (ArgolocalError, OSError) as error:
                 runner_error = str(error)
                 status = {**local.status, "phase": "Error", "message": runner_error}
@@ -191,8 +198,8 @@ class Foreground:
 def _with_resume_hints(
     local: LocalRun, run_display: display.RunDisplay
 ) -> Callable[[Status], None]:
-    """Return a function that calls `run_display` with each new status, and prints once for each
-    suspended step how to resume it."""
+    """Return a function that calls `run_display`, and prints once per suspended step how to resume
+    it."""
     hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         run_display.say(

@@ -1,8 +1,8 @@
-"""The section `schedules`: the schedules of the project or of a cluster, each with its next and its
-missed run times."""
+"""The section `schedules`: the schedules of the project or of a cluster, with their next times and
+the times that were missed."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -24,17 +24,8 @@ MAX_DAYS_AHEAD = 400
 MAX_DAYS_BACK = 31
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
-# maximum delay of a run; after it, its scheduled time counts as missed
+# a run may start this late before its time counts as missed
 LATE_AFTER = timedelta(minutes=2)
-DESCRIPTORS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
 LOCAL_NOTE = (
     "This machine does not start runs by itself. `rekindle schedule CONFIG` applies a schedule to a"
     " cluster; `rekindle backfill CONFIG` runs missed times here."
@@ -43,9 +34,9 @@ LOCAL_NOTE = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule. Times are in the format of RFC 3339. `missed`: scheduled times without a run,
-    newest first; `problem`: a sentence about an invalid schedule; `command`: the command that runs
-    the missed times."""
+    """One schedule. Times are in the format of RFC 3339. `missed`: times without a run, newest
+    first; `problem`: a sentence about an invalid schedule; `command`: the command that runs the
+    missed times."""
 
     name: str
     source: str
@@ -62,15 +53,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Schedules:
-    """All known schedules."""
+    """All schedules that are known."""
 
     schedules: list[Schedule]
     notes: list[str]
 
 
 class ProjectSchedules:
-    """The schedules in the configs of the project. A scheduled time counts as missed if no run has
-    it, and it is later than the pipeline's oldest known run.
+    """The schedules in the configs of the project. A time is missed if it is after the oldest known
+    run of the pipeline, and no run has this scheduled time.
 
     `list_rows`: returns the rows of all runs, newest first.
     """
@@ -144,7 +135,7 @@ class ClusterSchedules:
         self.cluster = cluster
 
     def read(self, query: Mapping[str, str]) -> Schedules:
-        """Return the schedules, or a sentence if the user lacks the permission to read them."""
+        """Return the schedules, or a sentence if the reader may not see them."""
         try:
             objects = self.cluster.list_objects(CRON_WORKFLOWS)
         except RekindleError as error:
@@ -162,8 +153,8 @@ class ClusterSchedules:
 
 
 def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
-    """Return the schedule of a CronWorkflow. A scheduled time counts as missed if it is in the
-    past, but later than the last run that Argo started."""
+    """Return the schedule of a CronWorkflow. A time is missed if it is after the last run that
+    Argo started."""
     spec = item["spec"]
     status = item.get("status") or {}
     lines = spec.get("schedules") or [spec.get("schedule", "")]
@@ -210,31 +201,20 @@ def find_problem(lines: Iterable[str], timezone: str) -> str:
 def next_times(lines: Sequence[str], timezone: str, now: datetime) -> list[str]:
     """Return the next times of a schedule."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times: set[datetime] = set()
-    for line in lines:
-        future = (time for time in _iterate_times([line], timezone, now, end) if time > now)
-        times.update(islice(future, NEXT_TIMES))
-    return [format_time(time) for time in sorted(times)[:NEXT_TIMES]]
+    times = cron.times_between(_parse(lines, timezone), now, end)
+    return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
 def list_times(
     lines: Sequence[str], timezone: str, start: datetime, end: datetime
 ) -> list[datetime]:
     """Return the times of a schedule after `start` until `end`, oldest first."""
-    times = _iterate_times(lines, timezone, start, end)
-    return sorted({time for time in times if start < time <= end})
+    return list(cron.times_between(_parse(lines, timezone), start, end))
 
 
-def _iterate_times(
-    lines: Sequence[str], timezone: str, start: datetime, end: datetime
-) -> Iterator[datetime]:
-    zone = ZoneInfo(timezone)
-    for line in lines:
-        fields = DESCRIPTORS.get(line, line)
-        # skip "@every", whose times depend on the last run
-        if not fields.startswith(("@", "TZ=", "CRON_TZ=")):
-            first_day = start.astimezone(zone).date()
-            yield from cron.run_times(fields, timezone, first_day, end.astimezone(zone).date())
+def _parse(lines: Sequence[str], timezone: str) -> list[cron.Schedule]:
+    # the intervals of @every start when its CronWorkflow is created
+    return [cron.parse_schedule(line, timezone) for line in lines if not line.startswith("@every")]
 
 
 def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
