@@ -39,8 +39,7 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class TextUse:
-    """How a text is used. This determines whether a tag without a value in the text prevents the
-    run.
+    """The use of a text. It determines whether a tag without a value in the text prevents the run.
 
     `parameters_known`: False if the workflow may have parameters that are not in the file, so that
     an unknown name is not an error. `is_validated`: Argo's validation

@@ -15,7 +15,7 @@ CLOCK_TOLERANCE_S = 0.1
 
 
 class Stage(StrEnum):
-    """What a step does during a part of its time."""
+    """The activity of a step during a part of its time."""
 
     WAITING = "waiting"
     STARTING = "starting"

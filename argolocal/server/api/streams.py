@@ -93,7 +93,7 @@ class StreamLimit:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a client watches. `name`: the only workflow, or "" for all. `version`: the version
+    """The workflows that a client watches. `name`: the only workflow, or "" for all. `version`: the version
     after which the changes start."""
 
     options: ListOptions

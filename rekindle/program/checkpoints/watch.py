@@ -74,7 +74,7 @@ class LocalCheckpoint:
 
 @dataclass
 class _History:
-    """What the listings of the folder have shown about one unit. `earlier_files`: the files of the
+    """The state of one unit in the listings of its folder. `earlier_files`: the files of the
     last version that was complete, or that existed when the program started; `first_look_s`: time
     when `files` was first seen; `quiet`: True if the files were still the same after `quiet_s`
     seconds."""
