@@ -187,7 +187,8 @@ class Actions:
         return self._send(entry, RunRequest(shutdown=strategy))
 
     def _change_nodes(self, entry: Entry, selector: str, change: NodeChange) -> Object:
-        """Change the suspended nodes that a selector matches. Raises ApiError if it matches none."""
+        """Change the suspended nodes that a selector matches. Raises ApiError if it matches
+        none."""
         workflow = self.backend.workflow(entry)
         nodes = [node for node in suspended(workflow["status"]) if match_node(selector, node)]
         if not nodes:
