@@ -24,7 +24,7 @@ from argolocal.common import program
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import visible
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, NotFound
 from argolocal.page import metrics, templating
 from argolocal.page.actions.action import Action, PageAction
 from argolocal.page.actions.routes import ActionPages
@@ -34,11 +34,14 @@ from argolocal.page.openapi import Resource, describe_api
 from argolocal.page.run_list import RowReader, RunList, RunRow, RunRows
 from argolocal.page.sources import Run, RunSource
 from argolocal.page.tab import ChangingTab, Tab, parameters_of
+from argolocal.state.journal import Busy
 
 # size of the rendered pages that stay in memory, and of the largest of them
 MAX_CACHED_BYTES = 8_000_000
 MAX_CACHED_PAGE_BYTES = 4_000_000
 MAX_CACHED_RUNS = 4
+# kind of an error → status of the answer; other errors are those of another service
+ERROR_STATUS = {ConfigError: 400, Busy: 409, NotFound: 404}
 # After so many seconds, a page is rendered again even if its run has not changed, because it says
 # how long something has taken.
 RUNNING_PAGE_AGE_S = 5
@@ -317,7 +320,9 @@ class Page:
             status = error.status_code
             message = error.detail
         else:
-            status = 400 if isinstance(error, ConfigError) else 502
+            status = next(
+                (status for kind, status in ERROR_STATUS.items() if isinstance(error, kind)), 502
+            )
             message = str(error)
 
         if _media_type(request) == "application/json":

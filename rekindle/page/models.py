@@ -32,6 +32,13 @@ class Server:
     pods: int
     has_traffic: bool
 
+    @property
+    def state(self) -> str:
+        """Return the state of the server in a word."""
+        if self.ready:
+            return "running"
+        return "starting or down" if self.pods else "scaled down"
+
 
 @dataclass(frozen=True)
 class ModelRelease:
@@ -72,12 +79,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Models:
-    """All models. `notes`: sentences about services that do not answer."""
+    """All models. `notes`: sentences about services that do not answer; `has_releases`: MLflow has
+    answered, so the champions and releases are complete."""
 
     models: list[Model]
     notes: list[str]
     is_starting: bool
     can_roll_back: bool
+    has_releases: bool = True
 
 
 class ModelReader:
@@ -129,7 +138,8 @@ class ModelReader:
             except RekindleError as error:
                 notes.append(f"{name} cannot be read: {error}")
 
-        return Models(models, notes, problem == STARTING, self.can_roll_back)
+        is_starting = problem == STARTING
+        return Models(models, notes, is_starting, self.can_roll_back, has_releases=not problem)
 
     def _read_model(self, name: str, has_tracking: bool) -> Model:
         try:
@@ -165,7 +175,9 @@ class ModelReader:
     ) -> Server:
         name = deployment["metadata"]["name"]
         selector = (service or {}).get("spec", {}).get("selector") or {}
-        has_traffic = selector.get(INSTANCE_LABEL) == name
+        metadata = deployment["spec"]["template"].get("metadata") or {}
+        # the pods of a canary have the labels that the Service selects, too
+        has_traffic = bool(selector) and selector.items() <= (metadata.get("labels") or {}).items()
         ready = (deployment.get("status") or {}).get("readyReplicas") or 0
         return Server(
             name,
