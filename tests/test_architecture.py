@@ -34,6 +34,7 @@ COMMON = {
 LOCAL = {
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
     "cli": {"page", "view", "runner", "validate", "manifest"},
+    "server": {"runner", "state", "validate", "manifest"},
     "page": {"view", "runner", "state", "engine", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
     "runner": {"controllers", "pods", "state", "engine", "validate", "manifest", "language"},

@@ -28,6 +28,7 @@ from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, Image, base_name
 from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
+from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -284,6 +285,10 @@ class LocalCluster:
             object_names.check_object(kind, name)
             if kind in object_names.DATA_KINDS:
                 object_names.check_data(obj, str(kind), str(name))
+
+            if kind in VERSIONED_KINDS:
+                StoredObjects(self.home).apply(obj)
+                continue
 
             path = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)

@@ -50,6 +50,8 @@ from argolocal.state.journal import (
     MANIFEST_FILE,
     Busy,
     DiskFull,
+    NotQueued,
+    RunExists,
     RunFiles,
     StateError,
     Status,
@@ -148,47 +150,29 @@ class LocalRun:
         cluster: Cluster,
         note: Callable[[str], None] | None = None,
         warn: Callable[[str], None] | None = None,
+        is_queued: bool = False,
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
         `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
-        failure or result has no effect.
+        failure or result has no effect. `is_queued`: the server of the home runs it to its end.
         """
-        identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
-
-        workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
-        for line in preflight.check(workflow, cluster, manifest):
-            if note:
-                note(line)
-
-        findings = validate.check(workflow, find=cluster.find)
-        for finding in validate.unheeded_tasks(findings):
-            if warn:
-                warn(str(finding))
-
-        # also check the Workflow of a CronWorkflow, because Argo rejects it if it is invalid
-        if manifest["kind"] == "CronWorkflow":
-            validate.check(
-                {**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}}
-            )
-
-        workflow = store_templates(
-            add_labels(workflow),
-            cluster.find,
-            lambda spec, path: preflight.check_referenced(spec, cluster, path),
-        )
-
-        files = _create_files(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
+        workflow = validate_workflow(manifest, parameters, cluster, note, warn)
+        is_scheduled = manifest["kind"] == "CronWorkflow"
+        files = _create_files(cluster.home, workflow, is_scheduled, is_queued)
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
-    def load(cls, name: str, cluster: Cluster) -> "LocalRun":
+    def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
         """Load a run from disk to resume it, and kill the processes that a dead runner has left.
-        Raises ConfigError, Busy."""
+        `is_queued`: the server of the home continues the run. Raises ConfigError, Busy, and
+        NotQueued for a run that another process has ended in the meantime."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
 
         try:
+            if is_queued and (status["phase"] in COMPLETED or not files.queue_entry.exists()):
+                raise NotQueued(f"the run {name} is not in the queue: it has ended.")
             _kill_left_over(files, pods)
             Resources(cluster, workflow, files.root).clean_up()
             now = format_time(time.time())
@@ -322,15 +306,51 @@ class LocalRun:
                 self.on_change(scheduler.status)
 
 
-def _create_files(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
+def validate_workflow(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None,
+    cluster: Cluster,
+    note: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Return the Workflow that runs for a manifest, with a new name and uid. Raises ConfigError.
+
+    See `LocalRun.new` for `note` and `warn`.
+    """
+    identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
+
+    workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
+    for line in preflight.check(workflow, cluster, manifest):
+        if note:
+            note(line)
+
+    findings = validate.check(workflow, find=cluster.find)
+    for finding in validate.unheeded_tasks(findings):
+        if warn:
+            warn(str(finding))
+
+    # also check the Workflow of a CronWorkflow, because Argo rejects it if it is invalid
+    if manifest["kind"] == "CronWorkflow":
+        validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
+
+    return store_templates(
+        add_labels(workflow),
+        cluster.find,
+        lambda spec, path: preflight.check_referenced(spec, cluster, path),
+    )
+
+
+def _create_files(
+    home: Path, workflow: dict[str, Any], is_scheduled: bool, is_queued: bool
+) -> RunFiles:
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled unix time
     or, if such a run exists, with the next second that is not used. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
-            files.create(workflow)
+            files.create(workflow, is_queued)
             return files
-        except (ConfigError, Busy):
+        except (RunExists, Busy):
             if not is_scheduled:
                 raise
             name, _, second = files.name.rpartition("-")

@@ -1,5 +1,6 @@
 """A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/,
-logs/, pods/POD/}.
+logs/, pods/POD/}. The file .argolocal/queue/NAME exists until the server of the home has run a
+queued run to its end.
 
 Each line of the journal is a JSON object with changes of the workflow's status (`status`, `nodes`
 by id, and new `children` of otherwise unchanged nodes) and of the pods' processes (`pods`: id →
@@ -33,6 +34,7 @@ from argolocal.state.journal_reader import (
 
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
+QUEUE_FOLDER = "queue"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 MIN_FREE_BYTES = 1 << 20
@@ -53,6 +55,14 @@ class Busy(ArgolocalError):
     """Another process executes this run."""
 
 
+class NotQueued(ArgolocalError):
+    """The server of the home has nothing to do for this run."""
+
+
+class RunExists(ConfigError):
+    """A run with this name exists already."""
+
+
 class RunFiles:
     """The directory of one run. Only the process that has locked the run writes into it."""
 
@@ -65,6 +75,7 @@ class RunFiles:
         self.pods = self.root / "pods"
         # path of the file that names the suspended nodes to resume, with values for their outputs
         self.resume_request = self.root / "asked"
+        self.queue_entry = self.home / QUEUE_FOLDER / name
         self.journal = -1  # file descriptors of the lock and the journal; -1: closed
         self.lock_descriptor = -1
 
@@ -76,11 +87,10 @@ class RunFiles:
             if name:
                 yield cls(home, name)
 
-    def create(self, workflow: dict[str, Any]) -> None:
-        """Create the directory of a run and lock the run. Raises ConfigError if the run exists
-        already."""
+    def create(self, workflow: dict[str, Any], is_queued: bool = False) -> None:
+        """Create the directory of a run and lock the run. Raises RunExists."""
         if (self.root / MANIFEST_FILE).exists():
-            raise ConfigError(
+            raise RunExists(
                 f'the run "{self.name}" exists already: names are unique. Continue it with'
                 f" `{program.name} resume {self.name}`, remove {self.root}, or use"
                 " metadata.generateName."
@@ -90,6 +100,13 @@ class RunFiles:
             homes.make(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
+            if is_queued:
+                # written first: without a manifest, the entry is ignored
+                self.queue_entry.parent.mkdir(exist_ok=True)
+                self.queue_entry.touch()
+            else:
+                # an entry of a removed run with this name
+                self.queue_entry.unlink(missing_ok=True)
             write_atomically(self.root / MANIFEST_FILE, to_json(workflow, indent=1))
             self._open()
         except OSError as error:

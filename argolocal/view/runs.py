@@ -30,6 +30,7 @@ from argolocal.view.summary import (
     timestamp,
 )
 
+QUEUED_MESSAGE = "Waiting for a place in the queue of `{} server`"
 # (name, status, phase, creation time) of a run → its row in the table of runs
 MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
@@ -85,10 +86,15 @@ def load_status(home: Path, name: str) -> dict[str, Any]:
 
 
 def settle_phase(status: dict[str, Any], files: RunFiles) -> dict[str, Any]:
-    """Return a status from the journal of a run, with the phase Interrupted if the runner died."""
+    """Return a status from the journal of a run, with the phase Interrupted if the runner died, and
+    the phase Pending if the run waits for the server."""
     if status.get("phase") in FINISHED:
         return status
-    return {**status, "phase": "Running" if files.runner() else "Interrupted"}
+    if files.runner():
+        return {**status, "phase": "Running"}
+    if not status.get("phase") and files.queue_entry.exists():
+        return {**status, "phase": "Pending", "message": QUEUED_MESSAGE.format(program.name)}
+    return {**status, "phase": "Interrupted"}
 
 
 def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = None) -> str:

@@ -27,7 +27,7 @@ def test_the_program_runs_on_all_pods_and_its_result_is_stored(
 def test_a_killed_pod_costs_at_most_the_steps_since_the_last_save(
     start_pods: StartPods, s3: Store
 ) -> None:
-    pods = start_pods([*DDP, "--steps", "400"], program=FINAL, workers=3, min_workers=3)
+    pods = start_pods([*DDP, "--steps", "1000"], program=FINAL, workers=3, min_workers=3)
     agents = pods.start(3)
     pods.wait_for("rank 0 of 3 starts")
     until("a checkpoint", lambda: list(s3.list(f"{pods.prefix}/checkpoints/program/checkpoints")))

@@ -16,6 +16,7 @@ from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rehearsal, "TIMEOUT_S", 600)  # a busy machine may need minutes
 
 
 @pytest.mark.slow  # tests/rekindle/cli/test_check.py tests the same refusal with another mistake

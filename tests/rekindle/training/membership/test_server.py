@@ -146,18 +146,21 @@ class Run(RuleBasedStateMachine):
     def coordinator_restarts(self, data: st.DataObject) -> None:
         """Restart it: workers reconnect in any order, frozen workers later, some never."""
         self.membership = MembershipStateMachine(self.config)
-        # later numbers may be reused: no worker has received them
-        newest = max(self.opened.values(), default=0)
+        workers = data.draw(st.permutations(sorted(self.opened)))
+        for worker in workers:
+            if data.draw(st.integers(0, 5)) == 0:
+                self.forget(worker)
 
+        # later numbers may be reused: no live worker has received them
+        newest = max(self.opened.values(), default=0)
         self.published = {
             number: group for number, group in self.published.items() if number <= newest
         }
-        for worker in data.draw(st.permutations(sorted(self.opened))):
-            if data.draw(st.integers(0, 5)) == 0:
-                self.forget(worker)
-            elif worker in self.frozen:
+
+        for worker in workers:
+            if worker in self.frozen:
                 self.dropped.add(worker)
-            else:
+            elif worker in self.opened:
                 self.register(worker)
 
     @rule(seconds=st.sampled_from([0.1, JOIN_TIMEOUT_S, 2 * JOIN_TIMEOUT_S, 25.0]))

@@ -1,0 +1,37 @@
+"""The WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows of a home, which are validated
+before they are stored.
+
+    objects = Objects(cluster)
+    template = objects.create(manifest)    # raises ConfigError, ObjectExists
+
+A workflow finds the templates by `templateRef`; the server starts the CronWorkflows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from argolocal import validate
+from argolocal.interfaces import Cluster
+from argolocal.manifest.types import Object
+from argolocal.state.stored_objects import StoredObjects
+
+
+class Objects(StoredObjects):
+    """The objects with versions of a home. Its methods that store a manifest raise ConfigError if
+    Argo would reject the manifest."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.home)
+        self.cluster = cluster
+
+    def create(self, manifest: Mapping[str, Any]) -> Object:
+        validate.check(manifest, find=self.cluster.find)
+        return super().create(manifest)
+
+    def replace(self, manifest: Mapping[str, Any]) -> Object:
+        validate.check(manifest, find=self.cluster.find)
+        return super().replace(manifest)
+
+    def apply(self, manifest: Mapping[str, Any]) -> Object:
+        validate.check(manifest, find=self.cluster.find)
+        return super().apply(manifest)

@@ -1,0 +1,205 @@
+"""The queue of a home: workflows that the server of the home runs, in the order of their priority.
+
+    queue = Queue(cluster, launch, parallelism=4)
+    name = queue.submit(manifest, {"message": "hello"})    # on disk, as a Pending run
+    queue.start_next()
+
+A queued run is a folder of a run, and its entry in the folder `queue` of the home, which exists
+until the run has ended. So a server that starts again finds the runs that wait, the runs that still
+run, and the runs whose process has died, which it continues.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Protocol
+
+from argolocal.common.checked_names import RunName
+from argolocal.errors import ArgolocalError, ConfigError, say
+from argolocal.interfaces import Cluster
+from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.runner.run import LocalRun
+from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles
+
+MAX_RESTART_DELAY_S = 300.0
+
+
+class RunProcess(Protocol):
+    """The process of a run."""
+
+    def has_ended(self) -> bool: ...
+
+
+# function that starts a process for a queued run, in a session of its own
+Launch = Callable[[str], RunProcess]
+
+
+@dataclass(frozen=True)
+class FoundProcess:
+    """A process that has locked a run, and that this server has not started."""
+
+    files: RunFiles
+    pid: int
+
+    def has_ended(self) -> bool:
+        return self.files.runner() != self.pid
+
+
+@dataclass(frozen=True)
+class WaitingRun:
+    """A run that waits for a place. `is_interrupted`: its process has died. `submitted`: time in
+    nanoseconds since the epoch."""
+
+    name: str
+    is_interrupted: bool
+    priority: int
+    submitted: int
+
+    @property
+    def rank(self) -> tuple[bool, int, int, str]:
+        """Runs with a lower rank start first. A run that was interrupted had a place already."""
+        return not self.is_interrupted, -self.priority, self.submitted, self.name
+
+
+@dataclass
+class Deaths:
+    """The deaths of the processes of one run. The first process is replaced at once, the next ones
+    after a delay that doubles. `earliest_start`: time of time.monotonic."""
+
+    count: int = 0
+    earliest_start: float = 0.0
+
+    def add(self) -> None:
+        """Count a death."""
+        delay = min(2.0**self.count - 1, MAX_RESTART_DELAY_S)
+        self.count += 1
+        self.earliest_start = time.monotonic() + delay
+
+
+class Queue:
+    """The queued runs of a home. All methods may be called from several threads; only one process
+    of a home may call `start_next`."""
+
+    def __init__(self, cluster: Cluster, launch: Launch, parallelism: int | None = None) -> None:
+        """`parallelism`: number of runs at the same time (default: the number of cores)."""
+        self.cluster = cluster
+        self.launch = launch
+        self.parallelism = parallelism or len(os.sched_getaffinity(0))
+        self.folder = cluster.home / QUEUE_FOLDER
+        self.lock = RLock()
+        self.waiting_runs: dict[str, WaitingRun] = {}
+        self.processes: dict[str, RunProcess] = {}
+        self.deaths: dict[str, Deaths] = {}
+        self.unreadable_runs: set[str] = set()
+
+    def submit(
+        self, manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
+    ) -> str:
+        """Validate a manifest, create its run on disk in the phase Pending, and return its name.
+        Raises ConfigError, and RunExists for the name of an earlier run."""
+        return submit(self.cluster, manifest, parameters)
+
+    def retry(self, name: str) -> None:
+        """Queue a run that failed or was interrupted: its steps that succeeded are not repeated.
+        Raises ConfigError, Busy."""
+        files = RunFiles(self.cluster.home, name)
+        if files.load()[0].get("phase") == "Succeeded":
+            raise ConfigError(f"{name} has succeeded: only a run that did not can be retried.")
+
+        run = LocalRun.load(name, self.cluster)
+        try:
+            self.folder.mkdir(exist_ok=True)
+            files.queue_entry.touch()
+        finally:
+            run.files.close()
+
+    def waiting(self) -> list[str]:
+        """Return the names of the runs that wait, in the order in which they start."""
+        with self.lock:
+            self._refresh()
+            ordered = sorted(self.waiting_runs.values(), key=lambda run: run.rank)
+            return [run.name for run in ordered]
+
+    def active(self) -> list[str]:
+        """Return the names of the runs that have a process, sorted."""
+        with self.lock:
+            self._refresh()
+            return sorted(self.processes)
+
+    def start_next(self) -> list[str]:
+        """Start runs while places are free, and return their names."""
+        started: list[str] = []
+        with self.lock:
+            for name in self.waiting():
+                if len(self.processes) >= self.parallelism:
+                    break
+                if name in self.deaths and self.deaths[name].earliest_start > time.monotonic():
+                    continue
+
+                del self.waiting_runs[name]
+                # a command such as `resume` may have started it in the meantime
+                if not self._find_process(RunFiles(self.cluster.home, name)):
+                    self.processes[name] = self.launch(name)
+                    started.append(name)
+        return started
+
+    def _refresh(self) -> None:
+        """Read the entries that are new, and forget the runs that have ended."""
+        for name in [name for name, run in self.processes.items() if run.has_ended()]:
+            del self.processes[name]
+            self.deaths.setdefault(name, Deaths()).add()
+
+        try:
+            entries = set(os.listdir(self.folder))
+        except FileNotFoundError:
+            entries = set()
+
+        for name in self.waiting_runs.keys() - entries:
+            del self.waiting_runs[name]
+        known_names = self.waiting_runs.keys() | self.processes.keys() | self.unreadable_runs
+        for name in entries - known_names:
+            run_name = RunName.or_none(name)
+            if run_name:
+                self._classify(run_name)
+
+    def _classify(self, name: RunName) -> None:
+        files = RunFiles(self.cluster.home, name)
+        if files.runner():
+            self._find_process(files)
+            return
+
+        try:
+            # without a manifest, the process that submitted it has died before it created the run
+            phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
+            if phase is None or phase in COMPLETED:
+                files.queue_entry.unlink(missing_ok=True)
+                self.deaths.pop(name, None)
+                return
+            priority = int(files.workflow()["spec"].get("priority") or 0)
+        except ArgolocalError as error:
+            self.unreadable_runs.add(name)
+            say(f"warning: the queued run {name} is left out: {error}")
+            return
+
+        submitted = files.queue_entry.stat().st_mtime_ns
+        self.waiting_runs[name] = WaitingRun(name, bool(phase), priority, submitted)
+
+    def _find_process(self, files: RunFiles) -> bool:
+        """Return True if a process has locked the run, and count this process."""
+        pid = files.runner()
+        # a thread of the server itself holds the lock while it creates the run
+        if pid and pid != os.getpid():
+            self.processes[files.name] = FoundProcess(files, pid)
+        return pid is not None
+
+
+def submit(
+    cluster: Cluster, manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
+) -> str:
+    """Queue a run for the server of the home, even if no server runs now. Return the run's name.
+    Raises ConfigError, and RunExists for the name of an earlier run."""
+    run = LocalRun.new(manifest, parameters, cluster, is_queued=True)
+    run.files.close()
+    return run.name

@@ -1,0 +1,217 @@
+"""The objects that a home keeps as an API server does: WorkflowTemplates, ClusterWorkflowTemplates
+and CronWorkflows, each in the file `objects/<Kind>/<name>.json`.
+
+    objects = StoredObjects(home)
+    template = objects.create(manifest)                 # raises ObjectExists
+    objects.replace({**template, "spec": new_spec})     # raises ObjectConflict for an old version
+
+Each object has a uid, a creationTimestamp, a generation, which counts the changes of its spec, and
+a resourceVersion, which grows with each change of any object. All processes that write objects hold
+a lock.
+"""
+
+import fcntl
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import homes, object_names
+from argolocal.common.checked_names import show
+from argolocal.common.files import write_atomically
+from argolocal.common.json_text import read_object, to_json
+from argolocal.errors import ConfigError
+from argolocal.language.gofmt import timestamp
+from argolocal.manifest.types import Object
+
+VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
+# fields of `metadata` that the home sets
+SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion")
+FOLDER = "objects"
+VERSION_FILE = ".resource-version"
+# identifies objects that were stored before objects had a uid
+UID_NAMESPACE = uuid.UUID("2f7c4a52-4f0c-4a0e-9d0a-6f2b3f6f6c1d")
+
+
+class ObjectExists(ConfigError):
+    """An object with this kind and name exists already."""
+
+
+class ObjectMissing(ConfigError):
+    """The object does not exist."""
+
+
+class ObjectConflict(ConfigError):
+    """Another process has changed the object in the meantime."""
+
+
+class StoredObjects:
+    """The objects with versions of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.resolve()
+        self.folder = self.home / FOLDER
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the objects of a kind, sorted."""
+        return sorted(path.stem for path in (self.folder / kind).glob("[!.]*.json"))
+
+    def list(self, kind: str) -> list[Object]:
+        """Return the objects of a kind, sorted by name."""
+        found = (self.find(kind, name) for name in self.names(kind))
+        return [item for item in found if item is not None]
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """Return an object, or None if it does not exist."""
+        if not object_names.rule_of(kind).allows(name):
+            return None
+        path = self._path(kind, name)
+        try:
+            return _complete(read_object(path), path)
+        except FileNotFoundError:
+            return None
+
+    def get(self, kind: str, name: str) -> Object:
+        """Return an object. Raises ObjectMissing."""
+        item = self.find(kind, name)
+        if item is None:
+            raise ObjectMissing(
+                f"the {kind} {show(name)} does not exist in {self.home}: create it first."
+            )
+        return item
+
+    def version(self) -> int:
+        """Return the newest resourceVersion."""
+        try:
+            return int((self.folder / VERSION_FILE).read_text())
+        except FileNotFoundError:
+            return 1
+
+    def create(self, manifest: Mapping[str, Any]) -> Object:
+        """Store a new object, and return it as stored. Raises ObjectExists, and ConfigError for an
+        invalid name."""
+        with self._locked():
+            kind, name = _identify(manifest)
+            if self.find(kind, name):
+                raise ObjectExists(
+                    f"the {kind} {show(name)} exists already: choose another name, or replace it."
+                )
+            return self._write(manifest, None)
+
+    def replace(self, manifest: Mapping[str, Any]) -> Object:
+        """Replace an object, and return it as stored. Without a resourceVersion, it replaces any
+        version. Raises ObjectMissing, ObjectConflict."""
+        with self._locked():
+            kind, name = _identify(manifest)
+            current = self.get(kind, name)
+            expected = (manifest.get("metadata") or {}).get("resourceVersion")
+            actual = current["metadata"]["resourceVersion"]
+            if expected and expected != actual:
+                raise ObjectConflict(
+                    f"the {kind} {show(name)} has the resourceVersion {actual}, not"
+                    f" {show(expected)}: it was changed in the meantime. Read it again, and repeat"
+                    " the change."
+                )
+            return self._write(manifest, current)
+
+    def apply(self, manifest: Mapping[str, Any]) -> Object:
+        """Create or replace an object as `kubectl apply` does: its status stays, and an unchanged
+        object keeps its version. Raises ConfigError for an invalid name."""
+        with self._locked():
+            kind, name = _identify(manifest)
+            current = self.find(kind, name)
+            if current is None:
+                return self._write(manifest, None)
+
+            applied = dict(manifest)
+            if "status" in current:
+                applied["status"] = current["status"]
+            if _without_server_fields(applied) == _without_server_fields(current):
+                return current
+            return self._write(applied, current)
+
+    def update(self, kind: str, name: str, change: Callable[[Object], None]) -> Object:
+        """Change an object in place while no other process changes it, and return it as stored.
+        Raises ObjectMissing."""
+        with self._locked():
+            current = self.get(kind, name)
+            changed = self.get(kind, name)
+            change(changed)
+            if changed == current:
+                return current
+            return self._write(changed, current)
+
+    def delete(self, kind: str, name: str) -> Object:
+        """Delete an object, and return it. Raises ObjectMissing."""
+        with self._locked():
+            item = self.get(kind, name)
+            self._path(kind, name).unlink()
+            self._next_version()
+            return item
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}.json"
+
+    def _write(self, manifest: Mapping[str, Any], current: Object | None) -> Object:
+        kind, name = _identify(manifest)
+        metadata = dict(manifest["metadata"])
+
+        if current is None:
+            metadata["uid"] = str(uuid.uuid4())
+            metadata["creationTimestamp"] = timestamp(time.time())
+            metadata["generation"] = 1
+        else:
+            for field in SERVER_FIELDS:
+                metadata[field] = current["metadata"][field]
+            if manifest.get("spec") != current.get("spec"):
+                metadata["generation"] += 1
+
+        metadata["resourceVersion"] = str(self._next_version())
+        item = {**manifest, "metadata": metadata}
+        path = self._path(kind, name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, to_json(item), 0o600)
+        return item
+
+    def _next_version(self) -> int:
+        version = self.version() + 1
+        write_atomically(self.folder / VERSION_FILE, str(version), 0o600)
+        return version
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait until no other process writes objects."""
+        homes.make(self.home)
+        self.folder.mkdir(exist_ok=True)
+        with open(self.folder / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _identify(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind and the name of an object. Raises ConfigError."""
+    kind = manifest.get("kind")
+    if kind not in VERSIONED_KINDS:
+        raise ConfigError(f"kind is {show(kind)}: it must be one of {', '.join(VERSIONED_KINDS)}.")
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    object_names.check_object(kind, name)
+    return str(kind), str(name)
+
+
+def _complete(item: Object, path: Path) -> Object:
+    """Add the metadata that an object lacks because an earlier version stored it."""
+    metadata: Object = item["metadata"]
+    if "resourceVersion" not in metadata:
+        metadata.setdefault("uid", str(uuid.uuid5(UID_NAMESPACE, str(path))))
+        metadata.setdefault("creationTimestamp", timestamp(path.stat().st_mtime))
+        metadata.setdefault("generation", 1)
+        metadata["resourceVersion"] = "1"
+    return item
+
+
+def _without_server_fields(item: Mapping[str, Any]) -> Object:
+    metadata = {key: value for key, value in item["metadata"].items() if key not in SERVER_FIELDS}
+    return {**item, "metadata": metadata}

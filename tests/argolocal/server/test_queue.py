@@ -1,0 +1,131 @@
+"""Queued runs start in the order of their priority, and survive the death of their server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.common.json_text import to_json
+from argolocal.errors import ConfigError
+from argolocal.runner.cluster import LocalCluster
+from argolocal.runner.run import LocalRun
+from argolocal.server.queue import Queue
+from argolocal.state.journal import NotQueued, RunExists, RunFiles
+from argolocal.view import runs
+from tests import builders
+
+
+class Process:
+    """A process of a run that a test ends."""
+
+    def __init__(self) -> None:
+        self.is_running = True
+
+    def has_ended(self) -> bool:
+        return not self.is_running
+
+
+class QueueOfTest:
+    """A queue whose processes do nothing until a test runs the workflow here."""
+
+    def __init__(self, home: Path, parallelism: int = 1) -> None:
+        self.cluster = LocalCluster(home)
+        self.processes: dict[str, Process] = {}
+        self.queue = Queue(self.cluster, self.launch, parallelism)
+
+    def launch(self, name: str) -> Process:
+        self.processes[name] = Process()
+        return self.processes[name]
+
+    def finish(self, name: str) -> None:
+        LocalRun.load(name, self.cluster, is_queued=True).run()
+        self.processes[name].is_running = False
+
+
+def hello(name: str, **spec: Any) -> dict[str, Any]:
+    template = {"name": "main", "container": builders.shell("echo hello")}
+    return builders.workflow(template, name=name, **spec)
+
+
+def test_a_submitted_run_is_pending_and_starts_when_a_place_is_free(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    assert test.queue.submit(hello("first")) == "first"
+    test.queue.submit(hello("second"))
+    status = runs.load_status(tmp_path, "second")
+    assert status["phase"] == "Pending"
+    assert "queue" in status["message"]
+
+    assert test.queue.start_next() == ["first"]
+    assert test.queue.start_next() == []
+    assert test.queue.active() == ["first"]
+    assert test.queue.waiting() == ["second"]
+
+    test.finish("first")
+    assert runs.load_status(tmp_path, "first")["phase"] == "Succeeded"
+    assert test.queue.start_next() == ["second"]
+
+
+def test_runs_start_by_priority_and_then_by_time(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    test.queue.submit(hello("first"))
+    test.queue.submit(hello("second"))
+    test.queue.submit(hello("urgent", priority=5))
+    assert test.queue.waiting() == ["urgent", "first", "second"]
+
+
+def test_a_new_server_finds_the_runs_of_the_old_one(tmp_path: Path) -> None:
+    old = QueueOfTest(tmp_path, parallelism=3)
+    for name in ("done", "alive", "killed", "waiting"):
+        old.queue.submit(hello(name))
+    old.queue.start_next()
+    old.finish("done")
+    alive = LocalRun.load("alive", old.cluster, is_queued=True)
+
+    new = QueueOfTest(tmp_path, parallelism=1)
+    assert new.queue.waiting() == ["killed", "waiting"]
+    assert not RunFiles(tmp_path, "done").queue_entry.exists()
+    alive.files.close()
+
+
+def test_a_run_that_has_ended_does_not_run_again(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    template = {"name": "main", "container": builders.shell("exit 1")}
+    test.queue.submit(builders.workflow(template, name="fails"))
+    LocalRun.load("fails", test.cluster).run()
+    with pytest.raises(NotQueued):
+        LocalRun.load("fails", test.cluster, is_queued=True)
+    assert test.queue.start_next() == []
+
+    test.queue.retry("fails")
+    assert test.queue.start_next() == ["fails"]
+
+
+def test_a_submission_that_died_halfway_leaves_nothing(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    test.queue.submit(hello("whole"))
+    RunFiles(tmp_path, "half").queue_entry.touch()
+    assert test.queue.start_next() == ["whole"]
+    assert not RunFiles(tmp_path, "half").queue_entry.exists()
+    assert test.queue.submit(hello("half")) == "half"
+
+
+def test_an_invalid_manifest_and_a_used_name_are_refused(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    with pytest.raises(ConfigError, match="entrypoint"):
+        test.queue.submit(builders.workflow(name="empty"))
+    test.queue.submit(hello("used"))
+    with pytest.raises(RunExists, match='"used" exists already'):
+        test.queue.submit(hello("used"))
+    assert test.queue.waiting() == ["used"]
+
+
+def test_a_damaged_run_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = QueueOfTest(tmp_path, parallelism=2)
+    test.queue.submit(hello("damaged"))
+    test.queue.submit(hello("whole"))
+    (tmp_path / "runs/damaged/journal.jsonl").write_text(to_json([]) + "\n")
+    assert test.queue.start_next() == ["whole"]
+    assert test.queue.start_next() == []
+    assert capsys.readouterr().err.count("the queued run damaged is left out") == 1
