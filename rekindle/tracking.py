@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deplo
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 # tag of a promoted model version: the MLflow run that promoted it last
 PROMOTED_BY = "rekindle.promoted_by"
+# tag of a model version: time when it became the champion the last time, in the format of RFC 3339
+CHAMPION_SINCE = "rekindle.champion_since"
 # aliases: the served version, and the version registered last
 CHAMPION = "champion"
 CANDIDATE = "candidate"
@@ -480,10 +483,12 @@ def _registered_versions(name: str, uri: str, source: str) -> list[mlflow_api.Mo
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
-    """Give a version of the model `name` the alias `champion`. Record its Deployment, and the run
-    that promotes it."""
+    """Give a version of the model `name` the alias `champion`. Record its Deployment, the time, and
+    the run that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    tag_version(name, version, CHAMPION_SINCE, now)
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 

@@ -163,7 +163,7 @@ class ModelReader:
         return Model(
             name,
             champion.version if champion else "",
-            _promotion_time(champion, releases) if champion else None,
+            _find_promotion_time(champion, versions, releases) if champion else None,
             [self._make_server(item, service, promoted) for item in deployments],
             releases,
             _find_drift(name) if has_tracking else None,
@@ -252,15 +252,33 @@ def select_measures(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _promotion_time(champion: tracking.Release, releases: list[ModelRelease]) -> str | None:
-    """Return the time when the champion was promoted; None after a rollback, which is not
-    recorded."""
+def _find_promotion_time(
+    champion: tracking.Release,
+    versions: list[mlflow_api.ModelVersion],
+    releases: list[ModelRelease],
+) -> str | None:
+    """Return the time when the champion was promoted or rolled back to; None if an earlier version
+    of Rekindle has rolled back, which did not record it."""
+    tags = next((item.tags for item in versions if item.version == champion.version), {})
+    recorded_time = tags.get(tracking.CHAMPION_SINCE, "")
+    if is_time(recorded_time):
+        return recorded_time
+
     promoted = [release for release in releases if release.deployment]
     is_newest = not promoted or promoted[0].version == champion.version
     run = _find_run(champion.promoted_by) if is_newest else None
     if run:
         return format_ms(run.info.end_time or run.info.start_time)
     return None
+
+
+def is_time(text: str) -> bool:
+    """Return True for a time in the format of RFC 3339."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _find_drift(name: str) -> Drift | None:
