@@ -24,6 +24,7 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, generate_suffix
 from argolocal.manifest.types import Object
+from argolocal.state.stored_objects import VERSIONED_KINDS
 
 # flags with a value that are ignored
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
@@ -51,8 +52,7 @@ PASSIVE_KINDS = (
     "HTTPRoute",
     "Ingress",
     "PersistentVolumeClaim",
-    "WorkflowTemplate",
-    "ClusterWorkflowTemplate",
+    *VERSIONED_KINDS,
 )
 # (type, status) of the status conditions that report the failure of an object
 FAILURE_CONDITIONS = (("Failed", "True"), ("Progressing", "False"))
@@ -157,7 +157,8 @@ class Resources:
 
     def clean_up(self) -> None:
         """Remove the remaining files of completed jobs whose runner died."""
-        kinds = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
+        # the files of StoredObjects begin with a dot
+        kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
         # import only the controllers of kinds whose objects have processes, because an import takes
         # time
         for kind in kinds - {*CORE_KINDS, *PASSIVE_KINDS}:

@@ -109,10 +109,13 @@ class Resources(Protocol):
 
 @dataclass(frozen=True)
 class Resumed:
-    """The event that a suspended node was resumed, with values for its outputs."""
+    """The event that a suspended node was resumed or set, with values for its outputs. `phase`: the
+    phase in which the node ends, or "" if it stays suspended."""
 
     id: str
     values: dict[str, str]
+    phase: str = "Succeeded"
+    message: str = ""
 
 
 @dataclass(frozen=True)

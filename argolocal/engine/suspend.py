@@ -17,7 +17,7 @@ from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Resumed, parse_time
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language import gofmt
-from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 
@@ -43,7 +43,7 @@ def execute(
 
 
 def resume(context: Context, event: Resumed) -> None:
-    """Resume the node of `event`, if the node is still suspended."""
+    """Resume or set the node of `event`, if the node is still suspended."""
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
@@ -53,6 +53,16 @@ def resume(context: Context, event: Resumed) -> None:
             parameter["value"] = event.values[parameter["name"]]
             parameter.pop("valueFrom", None)
             context.inputs.export({"parameters": [parameter]})
+
+    context.table.changed_nodes[node["id"]] = None
+    if event.phase in FAILED:
+        context.table.mark(node["name"], event.phase, event.message)
+        return
+
+    if event.message:
+        node["message"] = event.message
+    if not event.phase:
+        return
 
     try:
         _complete(context, node)

@@ -6,7 +6,7 @@ regexp.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
@@ -14,20 +14,28 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
     """Yield the matches, without empty matches at the end of another match."""
+    return _skip_adjacent_empty(_compile(pattern).finditer(text))
+
+
+def compile_matcher(pattern: str) -> Callable[[str], bool]:
+    """Return a function that returns True if a text contains a match. Raises ValueError."""
+    compiled = _compile(pattern)
+    return lambda text: compiled.search(text) is not None
+
+
+def _compile(pattern: str) -> Any:
     import re2  # imported here, because only expressions with patterns need it
 
     options = re2.Options()
     options.log_errors = False
 
     try:
-        matches = re2.compile(pattern, options).finditer(text)
+        return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0]
         raise ValueError(
             f"error parsing regexp: {reason.decode() if isinstance(reason, bytes) else reason}"
         ) from None
-
-    return _skip_adjacent_empty(matches)
 
 
 def _skip_adjacent_empty(matches: Iterator[Any]) -> Iterator[Any]:

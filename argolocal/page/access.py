@@ -16,6 +16,8 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+# status of HTTP → code of gRPC, which clients of Argo expect: they take no code for a success
+GRPC_CODES = {401: 16, 403: 7}
 FORM_TOKEN = "form_token"  # key of the request's scope, and name of the field  # nosec B105
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -77,6 +79,7 @@ class Access:
                 headers = {"Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}
                 return HTMLResponse(page, headers=headers)
             case Refusal(status, message):
-                return JSONResponse({"error": message}, status)
+                code = GRPC_CODES[status]
+                return JSONResponse({"error": message, "code": code, "message": message}, status)
             case None:
                 return None

@@ -43,7 +43,8 @@ from argolocal.manifest.resolve import store_templates
 from argolocal.manifest.volume_claims import claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
-from argolocal.runner import preflight
+from argolocal.runner import preflight, requests
+from argolocal.runner.requests import NodeChange, RunRequest
 from argolocal.runner.retry_workflow import reset_for_retry
 from argolocal.state.journal import (
     DISK_FULL,
@@ -117,11 +118,8 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
         files.lock()  # raises Busy
         files.close()
     elif runs or values:
-        write_atomically(files.resume_request, to_json(nodes))
-        while files.resume_request.exists() and files.runner():
-            time.sleep(0.05)
-
-        return not files.resume_request.exists()
+        changes = {id: NodeChange(outputs=outputs) for id, outputs in nodes.items()}
+        return requests.send(files, RunRequest(changes, suspend=False))
 
     return False
 
@@ -140,7 +138,8 @@ class LocalRun:
         self.shutdown = ""
         self.on_change: OnChange | None = None
         self.status_json = ""
-        self.resume_request = ""  # content of a resume request that is not in the journal yet
+        # the request of a user that is not in the journal yet
+        self.request: RunRequest | None = None
 
     @classmethod
     def new(
@@ -178,6 +177,8 @@ class LocalRun:
             now = format_time(time.time())
 
             if status["phase"] in FAILED:
+                if workflow["spec"].pop("shutdown", None):
+                    write_atomically(files.root / MANIFEST_FILE, to_json(workflow, indent=1))
                 status = reset_for_retry(status) | {"startedAt": now}
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
@@ -204,7 +205,7 @@ class LocalRun:
         """
         self.on_change = on_change
         clean_up_shared_memory()
-        shutdown = self.shutdown
+        shutdown = self.shutdown or self.workflow["spec"].get("shutdown") or ""
         locks = SharedLocks(self.cluster)
 
         with contextlib.ExitStack() as stack:
@@ -244,16 +245,15 @@ class LocalRun:
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
-        events: list[Any] = []
+        events: list[Any] = self._read_request(scheduler)
 
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            # delete the resume request, unless a newer request has replaced it
-            if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
-                self.files.resume_request.unlink()
+            if self.request:
+                requests.complete(self.files, self.request)
+                self.request = None
 
-            self.resume_request = ""
             if scheduler.done:
                 executor.halt(STOP_GRACE_S)
                 self._delete_leftovers(scheduler)
@@ -270,16 +270,26 @@ class LocalRun:
             else:
                 timeout = max(0.0, scheduler.wake - time.time())
 
-            events = [*executor.wait(timeout), *self._resumed_nodes()]
+            events = [*executor.wait(timeout), *self._read_request(scheduler)]
 
-    def _resumed_nodes(self) -> list[Resumed]:
-        """Return an event for each node that a request of `resume_suspended` resumes."""
-        if not self.files.resume_request.exists():
+    def _read_request(self, scheduler: Scheduler) -> list[Resumed]:
+        """Read the request of a user, if there is one: change the workflow's spec, and return an
+        event for each node that changes."""
+        request = requests.read_pending(self.files)
+        if request is None:
             return []
-        self.resume_request = self.files.resume_request.read_text()
-        if self.workflow["spec"].pop("suspend", None):
-            write_atomically(self.files.root / MANIFEST_FILE, to_json(self.workflow, indent=1))
-        return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
+
+        self.request = request
+        spec = self.workflow["spec"]
+        if request.suspend:
+            spec["suspend"] = True
+        elif request.suspend is False:
+            spec.pop("suspend", None)
+        if request.shutdown:
+            spec["shutdown"] = scheduler.shutdown = request.shutdown
+
+        write_atomically(self.files.root / MANIFEST_FILE, to_json(self.workflow, indent=1))
+        return request.events()
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
         """Delete claims and artifacts that do not outlive the workflow."""

@@ -21,7 +21,7 @@ from argolocal.errors import ArgolocalError, ConfigError, say
 from argolocal.interfaces import Cluster
 from argolocal.manifest.allowed_values import COMPLETED
 from argolocal.runner.run import LocalRun
-from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles
+from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
 MAX_RESTART_DELAY_S = 300.0
 
@@ -95,11 +95,17 @@ class Queue:
         self.unreadable_runs: set[str] = set()
 
     def submit(
-        self, manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
+        self,
+        manifest: Mapping[str, Any],
+        parameters: Mapping[str, str] | None = None,
+        status: Status | None = None,
     ) -> str:
         """Validate a manifest, create its run on disk in the phase Pending, and return its name.
-        Raises ConfigError, and RunExists for the name of an earlier run."""
-        return submit(self.cluster, manifest, parameters)
+        Raises ConfigError, and RunExists for the name of an earlier run.
+
+        `status`: the status with which the run starts, with nodes that have completed already.
+        """
+        return submit(self.cluster, manifest, parameters, status)
 
     def retry(self, name: str) -> None:
         """Queue a run that failed or was interrupted: its steps that succeeded are not repeated.
@@ -196,10 +202,18 @@ class Queue:
 
 
 def submit(
-    cluster: Cluster, manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
+    cluster: Cluster,
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None = None,
+    status: Status | None = None,
 ) -> str:
     """Queue a run for the server of the home, even if no server runs now. Return the run's name.
-    Raises ConfigError, and RunExists for the name of an earlier run."""
+    Raises ConfigError, and RunExists for the name of an earlier run. See `Queue.submit` for
+    `status`."""
     run = LocalRun.new(manifest, parameters, cluster, is_queued=True)
-    run.files.close()
+    try:
+        if status:
+            run.files.snapshot(status)
+    finally:
+        run.files.close()
     return run.name

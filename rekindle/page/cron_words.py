@@ -3,24 +3,14 @@
 import re
 
 from argolocal.common.wording import format_duration
-from argolocal.language.gofmt import parse_seconds
-from argolocal.manifest.cron import DAYS, MONTHS
+from argolocal.language.gofmt import parse_duration
+from argolocal.manifest.cron import DAYS, DESCRIPTORS, EVERY, MONTHS
 
 DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 MONTH_NAMES = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
     *("October", "November", "December"),
 )
-EVERY = "@every "
-DESCRIPTORS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
 NUMBERS = re.compile(r"\d{1,2}(,\d{1,2})*")
 STEP = re.compile(r"\*/(\d{1,2})")
 RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
@@ -29,7 +19,7 @@ RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
 def describe_schedule(line: str) -> str:
     """Return a valid schedule in words; "" for a schedule that needs long words."""
     if line.startswith(EVERY):
-        return f"every {format_duration(parse_seconds(line.removeprefix(EVERY)))}"
+        return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
 
     fields = DESCRIPTORS.get(line, line).split()
     if len(fields) != 5:

@@ -2,23 +2,23 @@
 the times that were missed."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from argolocal.common.files import read_regular
-from argolocal.language.gofmt import parse_seconds
 from argolocal.language.yaml_text import parse
 from argolocal.manifest import cron
+from argolocal.manifest.cron import EVERY
 from argolocal.manifest.types import Object
 from argolocal.page.run_list import RunRow
 from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.page.cron_words import DESCRIPTORS, EVERY, describe_schedule
+from rekindle.page.cron_words import describe_schedule
 from rekindle.page.rows import SCHEDULED
 
 NEXT_TIMES = 3
@@ -38,9 +38,8 @@ LOCAL_NOTE = (
 @dataclass(frozen=True)
 class Schedule:
     """One schedule. Times are in the format of RFC 3339. `words`: the schedule in words, or "".
-    `missed`: times without a run, newest
-    first; `problem`: a sentence about an invalid schedule; `command`: the command that runs the
-    missed times."""
+    `missed`: times without a run, newest first; `problem`: a sentence about an invalid schedule;
+    `command`: the command that runs the missed times."""
 
     name: str
     source: str
@@ -215,45 +214,28 @@ def next_times(
     """Return the next times of a schedule. `last`: the last time at which it has started a run; the
     times of `@every` depend on it, and are unknown without it."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times: set[datetime] = set()
-    for line in lines:
-        if line.startswith(EVERY):
-            future = _iterate_periods(line, now, last)
-        else:
-            future = (time for time in _iterate_times([line], timezone, now, end) if time > now)
-        times.update(islice(future, NEXT_TIMES))
-    return [format_time(time) for time in sorted(times)[:NEXT_TIMES]]
+    times = cron.times_between(_parse(lines, timezone, last), now, end)
+    return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
 def list_times(
     lines: Sequence[str], timezone: str, start: datetime, end: datetime
 ) -> list[datetime]:
     """Return the times of a schedule after `start` until `end`, oldest first."""
-    times = _iterate_times(lines, timezone, start, end)
-    return sorted({time for time in times if start < time <= end})
+    return list(cron.times_between(_parse(lines, timezone), start, end))
 
 
-def _iterate_times(
-    lines: Sequence[str], timezone: str, start: datetime, end: datetime
-) -> Iterator[datetime]:
-    zone = ZoneInfo(timezone)
-    for line in lines:
-        fields = DESCRIPTORS.get(line, line)
-        # `@every` has no times of its own: see _iterate_periods
-        if not fields.startswith(("@", "TZ=", "CRON_TZ=")):
-            first_day = start.astimezone(zone).date()
-            yield from cron.run_times(fields, timezone, first_day, end.astimezone(zone).date())
-
-
-def _iterate_periods(line: str, now: datetime, last: datetime | None) -> Iterator[datetime]:
-    """Yield the times of `@every DURATION` after `now`."""
-    if last is None:
-        return
-    # source: robfig/cron v3 constantdelay.go, which counts whole seconds, and at least one
-    seconds = max(1, int(parse_seconds(line.removeprefix(EVERY))))
-    first = max(0, int((now - last).total_seconds() // seconds)) + 1
-    for number in count(first):
-        yield last + timedelta(seconds=seconds * number)
+def _parse(
+    lines: Sequence[str], timezone: str, last: datetime | None = None
+) -> list[cron.Schedule]:
+    """Return the schedules of several lines. `last`: the last run, from which Argo counts the
+    intervals of `@every`; without it, their times are unknown."""
+    anchor = int(last.timestamp()) if last else 0
+    return [
+        cron.parse_schedule(line, timezone, anchor)
+        for line in lines
+        if last or not line.startswith(EVERY)
+    ]
 
 
 def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:

@@ -1,0 +1,101 @@
+"""Requests to the process that runs a workflow: stop it, suspend it, resume it, or set its
+suspended steps.
+
+    send(files, RunRequest(shutdown="Stop"))
+    send(files, RunRequest(nodes={"demo-17": NodeChange("Failed", "rejected")}))
+
+A request is the file `asked` of a run. The runner deletes it once the request is in the journal; a
+run without a runner reads it when it starts.
+"""
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from argolocal.common.files import write_atomically
+from argolocal.common.json_text import read_object, to_json
+from argolocal.engine.nodes import Resumed
+from argolocal.state.journal import RunFiles
+
+CHECK_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """The change of a suspended node. `phase`: the phase in which it ends, or "" if it stays
+    suspended. `outputs`: values of its output parameters."""
+
+    phase: str = "Succeeded"
+    message: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A request to a run. `nodes`: changes by the id of the node. `suspend`: the new value of
+    spec.suspend, or None if it stays. `shutdown`: Stop, Terminate or ""."""
+
+    nodes: Mapping[str, NodeChange] = field(default_factory=dict)
+    suspend: bool | None = None
+    shutdown: str = ""
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "RunRequest":
+        """Return the request in a file that `send` has written."""
+        nodes = {id: NodeChange(**change) for id, change in document["nodes"].items()}
+        return cls(nodes, document["suspend"], document["shutdown"])
+
+    def followed_by(self, later: "RunRequest") -> "RunRequest":
+        """Return one request with the effect of this request and a later one."""
+        return RunRequest(
+            {**self.nodes, **later.nodes},
+            self.suspend if later.suspend is None else later.suspend,
+            later.shutdown or self.shutdown,
+        )
+
+    def events(self) -> list[Resumed]:
+        """Return the events for the scheduler."""
+        return [
+            Resumed(id, dict(change.outputs), change.phase, change.message)
+            for id, change in self.nodes.items()
+        ]
+
+
+def send(files: RunFiles, request: RunRequest, timeout_s: float = 600.0) -> bool:
+    """Send a request to a run, and wait until its runner has recorded it. Return False if the run
+    has no runner, or if its runner takes longer."""
+    with _locked(files):
+        pending = read_pending(files)
+        merged = pending.followed_by(request) if pending else request
+        write_atomically(files.resume_request, to_json(asdict(merged)))
+
+    deadline = time.monotonic() + timeout_s
+    while files.resume_request.exists() and files.runner() and time.monotonic() < deadline:
+        time.sleep(CHECK_INTERVAL_S)
+    return not files.resume_request.exists()
+
+
+def read_pending(files: RunFiles) -> RunRequest | None:
+    """Return the request that the runner has not recorded yet, or None."""
+    try:
+        return RunRequest.parse(read_object(files.resume_request))
+    except FileNotFoundError:
+        return None
+
+
+def complete(files: RunFiles, request: RunRequest) -> None:
+    """Delete a request that is in the journal, unless a later request was added to it."""
+    with _locked(files):
+        if read_pending(files) == request:
+            files.resume_request.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(files: RunFiles) -> Iterator[None]:
+    """Wait until no other process changes the request of a run."""
+    with open(files.resume_request.with_suffix(".lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

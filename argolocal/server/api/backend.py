@@ -1,0 +1,122 @@
+"""What the addresses of the API share: the runs, the queue and the stored objects of a home."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from argolocal.common.checked_names import RunName
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.manifest.types import Object
+from argolocal.page.tabs.artifact_source import ObjectReader
+from argolocal.runner.run import validate_workflow
+from argolocal.server.api.catalogue import Catalogue, Entry
+from argolocal.server.api.errors import (
+    ALREADY_EXISTS,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    ApiError,
+    missing_namespace,
+    missing_object,
+)
+from argolocal.server.objects import Objects
+from argolocal.server.queue import Queue
+from argolocal.state.journal import Busy, RunExists, RunFiles
+
+# another name of the newest run
+LATEST = "@latest"
+NAMESPACE = "argo"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The runs, the queue and the stored objects of a home. `namespace`: the only namespace that
+    the API has. `open_store`: returns the store for the field `s3` of an artifact."""
+
+    cluster: Cluster
+    queue: Queue
+    objects: Objects
+    catalogue: Catalogue
+    open_store: Callable[[Mapping[str, Any]], ObjectReader]
+    namespace: str = NAMESPACE
+
+    def has_namespace(self, namespace: str) -> bool:
+        """Return True if a list of a namespace contains the objects; "" means all namespaces."""
+        return namespace in ("", self.namespace)
+
+    def require_namespace(self, namespace: str) -> None:
+        """Raise ApiError for a namespace that does not exist."""
+        if namespace != self.namespace:
+            raise missing_namespace(namespace)
+
+    def find_entry(self, namespace: str, name: str, uid: str = "") -> Entry:
+        """Return a run by its name, "@latest" or its uid. Raises ApiError."""
+        if not self.has_namespace(namespace):
+            raise missing_object("workflows", name)
+        if name == LATEST:
+            return self._find_latest()
+
+        entry = self.catalogue.refresh_run(name)
+        if entry is None and uid:
+            self.catalogue.refresh()
+            entry = self.catalogue.find_uid(uid)
+        if entry is None:
+            raise missing_object("workflows", name)
+        return entry
+
+    def workflow(self, entry: Entry) -> Object:
+        """Return the Workflow object of a run. Raises ApiError."""
+        try:
+            return self.catalogue.workflow(entry)
+        except ArgolocalError as error:
+            raise ApiError(INTERNAL, str(error)) from error
+
+    def read_again(self, name: str) -> Object:
+        """Return the Workflow object of a run that has just changed. Raises ApiError."""
+        return self.workflow(self.find_entry(self.namespace, name))
+
+    def files(self, entry: Entry) -> RunFiles:
+        """Return the files of a run."""
+        return RunFiles(self.cluster.home, entry.name)
+
+    def validate(self, manifest: Mapping[str, Any]) -> Object:
+        """Return the workflow that would run for a manifest. Raises ApiError if it cannot run."""
+        return refuse_invalid(lambda: validate_workflow(manifest, {}, self.cluster))
+
+    def submit(self, manifest: Mapping[str, Any]) -> Object:
+        """Queue a run, and return its Workflow object. Raises ApiError."""
+        name = refuse_invalid(lambda: self.queue.submit(manifest))
+        return self.read_again(name)
+
+    def _find_latest(self) -> Entry:
+        self.catalogue.refresh()
+        entries = self.catalogue.list()
+        if not entries:
+            raise ApiError(NOT_FOUND, "no workflows found")
+        return max(entries, key=self._creation_time)
+
+    def _creation_time(self, entry: Entry) -> tuple[float, int]:
+        facts = self.catalogue.facts(entry)
+        return (facts.created if facts else 0.0, entry.resource_version)
+
+
+def refuse_invalid(call: Callable[[], Result]) -> Result:
+    """Return the result of a call, with its errors as errors of the API. Raises ApiError."""
+    try:
+        return call()
+    except RunExists as error:
+        raise ApiError(ALREADY_EXISTS, str(error)) from error
+    except ConfigError as error:
+        raise ApiError(INVALID_ARGUMENT, str(error)) from error
+    except Busy as error:
+        raise ApiError(ALREADY_EXISTS, str(error)) from error
+
+
+def require_new_name(backend: Backend, name: object) -> None:
+    """Raise ApiError if a run with this name exists, as the Kubernetes API does."""
+    run_name = RunName.or_none(name)
+    if run_name and backend.catalogue.refresh_run(run_name):
+        raise ApiError(ALREADY_EXISTS, f'workflows.argoproj.io "{run_name}" already exists')

@@ -1,0 +1,246 @@
+"""The runs of a home as Workflow objects with resource versions, and their changes.
+
+    catalogue = Catalogue(LocalRuns(home), "argo")
+    catalogue.refresh()                          # notices what has changed on disk
+    workflow = catalogue.find("demo-4k2xp").workflow()
+    changes = catalogue.changes_since(version)   # raises ApiError with status 410
+
+A resource version is a number of microseconds since the epoch that grows with each change, so that
+a version from before a restart of the server is recognized as old. A change that happens while
+nobody reads or watches is noticed at the next reading.
+"""
+
+import time
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from threading import RLock
+
+from argolocal.common.checked_names import RunName
+from argolocal.common.json_text import loads, to_json
+from argolocal.errors import ArgolocalError
+from argolocal.manifest.types import Object
+from argolocal.page.sources import LocalRuns, Run
+from argolocal.runner import requests
+from argolocal.server.api.errors import OUT_OF_RANGE, ApiError
+from argolocal.server.api.workflow_object import make_workflow
+from argolocal.state.journal import RunFiles
+
+# number of changes that a watch can start before
+MAX_CHANGES = 10_000
+# bytes of compressed objects without nodes that stay in memory
+MAX_CACHED_BYTES = 32_000_000
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a run. `type`: ADDED, MODIFIED or DELETED. `facts`: the last known facts of a
+    deleted run."""
+
+    resource_version: int
+    type: str
+    name: str
+    facts: "Facts | None" = None
+
+
+@dataclass
+class Entry:
+    """A run that exists. `file_version`: state of its files. `summary`: the object without nodes,
+    compressed, of the state `summary_version`."""
+
+    name: str
+    file_version: str
+    resource_version: int
+    summary_version: str = ""
+    summary: bytes = b""
+    facts: "Facts | None" = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a list needs to know about a run. Times are in seconds since the epoch; `finished`: 0 if
+    the run has not ended."""
+
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+
+
+class Catalogue:
+    """The runs of a home. All methods may be called from several threads."""
+
+    def __init__(self, source: LocalRuns, namespace: str) -> None:
+        self.source = source
+        self.namespace = namespace
+        self.lock = RLock()
+        self.latest_version = time.time_ns() // 1000
+        # the changes before this version are forgotten
+        self.oldest_version = self.latest_version
+        self.entries: dict[str, Entry] = {}
+        self.changes: deque[Change] = deque()
+        self.cached: OrderedDict[str, Entry] = OrderedDict()
+        self.cached_bytes = 0
+        self.refresh()
+        self.changes.clear()
+        self.oldest_version = self.latest_version
+
+    def refresh(self) -> None:
+        """Notice the runs that were created, changed or deleted."""
+        names = self.source.names()
+        file_versions = {name: self.source.version(name) for name in names}
+        with self.lock:
+            # the oldest run is added first
+            for name in reversed(names):
+                self._note(name, file_versions[name])
+            for name in self.entries.keys() - file_versions.keys():
+                self._note(name, "")
+
+    def refresh_run(self, name: str) -> Entry | None:
+        """Notice the change of one run, and return its entry, or None if the run does not exist."""
+        run_name = RunName.or_none(name)
+        if run_name is None:
+            return None
+        file_version = self.source.version(run_name)
+        with self.lock:
+            return self._note(run_name, file_version)
+
+    def find_listed(self, name: str) -> Entry | None:
+        """Return the entry of a run, or None, without looking at its files."""
+        with self.lock:
+            return self.entries.get(name)
+
+    def list(self) -> Sequence[Entry]:
+        """Return the entries of all runs whose files can be read."""
+        with self.lock:
+            entries = list(self.entries.values())
+        return [entry for entry in entries if self.facts(entry)]
+
+    def workflow(self, entry: Entry) -> Object:
+        """Return the Workflow object of a run. Raises ConfigError if its files are malformed."""
+        files = RunFiles(self.source.home, entry.name)
+        run = self.source.read(entry.name)
+        request = None if run.is_finished else requests.read_pending(files)
+        return make_workflow(run, self.namespace, entry.resource_version, request)
+
+    def summary(self, entry: Entry) -> Object:
+        """Return the Workflow object of a run without its nodes. Raises ConfigError if its files
+        are malformed."""
+        with self.lock:
+            summary = entry.summary
+            is_current = entry.summary_version == entry.file_version
+        if not (summary and is_current):
+            summary = self._summarize(entry)
+        workflow: Object = loads(zlib.decompress(summary))
+        workflow["metadata"]["resourceVersion"] = str(entry.resource_version)
+        return workflow
+
+    def facts(self, entry: Entry) -> Facts | None:
+        """Return the facts of a run, or None if its files are malformed or were just deleted."""
+        with self.lock:
+            facts = entry.facts
+            is_current = entry.summary_version == entry.file_version
+        if facts and is_current:
+            return facts
+        try:
+            self._summarize(entry)
+        except (ArgolocalError, OSError):
+            return None
+        return entry.facts
+
+    def find_uid(self, uid: str) -> Entry | None:
+        """Return the run with a uid, or None."""
+        for entry in self.list():
+            facts = self.facts(entry)
+            if facts and facts.uid == uid:
+                return entry
+        return None
+
+    def changes_since(self, resource_version: int) -> Sequence[Change]:
+        """Return the changes after a version, oldest first. Raises ApiError with the status 410 if
+        some of them are forgotten."""
+        with self.lock:
+            if resource_version < self.oldest_version:
+                raise ApiError(
+                    OUT_OF_RANGE,
+                    f"too old resource version: {resource_version} ({self.oldest_version}):"
+                    " list the workflows again, and watch from the version of the list",
+                )
+            position = bisect_right(
+                self.changes, resource_version, key=lambda change: change.resource_version
+            )
+            return [self.changes[index] for index in range(position, len(self.changes))]
+
+    def _note(self, name: str, file_version: str) -> Entry | None:
+        """Record the state of a run's files. Return its entry, or None if it does not exist."""
+        entry = self.entries.get(name)
+        if entry and not file_version:
+            del self.entries[name]
+            self._forget_summary(entry)
+            self._add_change("DELETED", name, entry.facts)
+            return None
+        if not file_version:
+            return None
+
+        if entry is None:
+            entry = self.entries[name] = Entry(name, file_version, 0)
+            entry.resource_version = self._add_change("ADDED", name)
+        elif entry.file_version != file_version:
+            entry.file_version = file_version
+            entry.resource_version = self._add_change("MODIFIED", name)
+        return entry
+
+    def _add_change(self, type: str, name: str, facts: Facts | None = None) -> int:
+        self.latest_version = max(self.latest_version + 1, time.time_ns() // 1000)
+        self.changes.append(Change(self.latest_version, type, name, facts))
+        if len(self.changes) > MAX_CHANGES:
+            self.oldest_version = self.changes.popleft().resource_version
+        return self.latest_version
+
+    def _summarize(self, entry: Entry) -> bytes:
+        """Read a run, and keep its facts and its object without nodes."""
+        with self.lock:
+            file_version = entry.file_version
+        run = self.source.read(entry.name)
+        workflow = make_workflow(run, self.namespace, entry.resource_version, has_nodes=False)
+        summary = zlib.compress(to_json(workflow).encode(), 1)
+        with self.lock:
+            entry.facts = _read_facts(run, workflow)
+            entry.summary_version = file_version
+            self._keep_summary(entry, summary)
+        return summary
+
+    def _keep_summary(self, entry: Entry, summary: bytes) -> None:
+        self._forget_summary(entry)
+        entry.summary = summary
+        self.cached[entry.name] = entry
+        self.cached_bytes += len(summary)
+        while self.cached_bytes > MAX_CACHED_BYTES:
+            self._forget_summary(next(iter(self.cached.values())))
+
+    def _forget_summary(self, entry: Entry) -> None:
+        if self.cached.pop(entry.name, None):
+            self.cached_bytes -= len(entry.summary)
+        entry.summary = b""
+
+
+def _read_facts(run: Run, workflow: Object) -> Facts:
+    metadata = workflow["metadata"]
+    return Facts(
+        str(metadata.get("uid") or ""),
+        {str(key): str(value) for key, value in metadata["labels"].items()},
+        _seconds(metadata.get("creationTimestamp")),
+        _seconds(run.status.get("startedAt")),
+        _seconds(run.status.get("finishedAt")),
+    )
+
+
+def _seconds(text: str | None) -> float:
+    """Convert RFC 3339 to unix seconds; 0 for a missing time."""
+    if not text:
+        return 0.0
+    return datetime.fromisoformat(text).timestamp()

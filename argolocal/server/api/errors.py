@@ -1,0 +1,62 @@
+"""Errors of the API, as grpc-gateway answers them: an HTTP status, and a JSON object with the code
+of gRPC and a message.
+
+Source: grpc.io/docs/guides/status-codes, Argo's server/utils/errors.go.
+"""
+
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse, Response
+
+INVALID_ARGUMENT = 3
+NOT_FOUND = 5
+ALREADY_EXISTS = 6
+PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
+ABORTED = 10
+OUT_OF_RANGE = 11
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAUTHENTICATED = 16
+
+# code of gRPC → status of HTTP
+HTTP_STATUS: Mapping[int, int] = {
+    INVALID_ARGUMENT: 400,
+    NOT_FOUND: 404,
+    ALREADY_EXISTS: 409,
+    PERMISSION_DENIED: 403,
+    RESOURCE_EXHAUSTED: 429,
+    ABORTED: 409,
+    OUT_OF_RANGE: 410,
+    UNIMPLEMENTED: 501,
+    INTERNAL: 500,
+    UNAUTHENTICATED: 401,
+}
+
+
+class ApiError(Exception):
+    """An error that a client gets. `code`: code of gRPC."""
+
+    def __init__(self, code: int, message: str, http_status: int | None = None) -> None:
+        """`http_status`: status of HTTP (default: the one that belongs to the code)."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.http_status = http_status or HTTP_STATUS[code]
+
+
+def missing_object(plural: str, name: str) -> ApiError:
+    """Return the error of the Kubernetes API for an object that does not exist."""
+    return ApiError(NOT_FOUND, f'{plural}.argoproj.io "{name[:253]}" not found')
+
+
+def missing_namespace(namespace: str) -> ApiError:
+    """Return the error of the Kubernetes API for an object in a namespace that does not exist."""
+    return ApiError(NOT_FOUND, f'namespaces "{namespace[:253]}" not found')
+
+
+def error_response(error: ApiError) -> Response:
+    """Return the answer to a request that failed."""
+    return JSONResponse(
+        {"code": error.code, "message": error.message, "details": []}, error.http_status
+    )
