@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,11 @@ REMOVED = "rekindle.removed"  # tag of a model version whose files retention is 
 UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
-# tag of a promoted model version: the MLflow run that promoted it last
-PROMOTED_BY = "rekindle.promoted_by"
-# tag of a model version: time when it became the champion the last time, in the format of RFC 3339
+PROMOTED_BY = "rekindle.promoted_by"  # tag of a model version: the MLflow run that promoted it last
+# tag of a model version: time in milliseconds when it became the champion the last time
 CHAMPION_SINCE = "rekindle.champion_since"
-# aliases: the served version, and the version registered last
-CHAMPION = "champion"
-CANDIDATE = "candidate"
+CHAMPION = "champion"  # alias of the served version
+CANDIDATE = "candidate"  # alias of the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 # experiment tag: the state of MLflow's page for addresses with the view "rekindle"
@@ -487,8 +484,7 @@ def record_champion(name: str, version: str, deployment: str, run_id: str = "") 
     the run that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    tag_version(name, version, CHAMPION_SINCE, now)
+    tag_version(name, version, CHAMPION_SINCE, str(_now_ms()))
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 

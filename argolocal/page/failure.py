@@ -10,10 +10,9 @@ from typing import Any
 
 from argolocal.common import causes, program
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.manifest.allowed_values import FAILED, SCRIPT_PATH
 from argolocal.page.log_files import LogFile, find_log_with_error, read_end
 from argolocal.page.sources import Run
-from argolocal.pods.pod_run import SCRIPT_PATH
 from argolocal.view import summary
 from argolocal.view.summary import FINISHED
 
@@ -27,7 +26,7 @@ FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 # a location in a message, such as "(train.py, line 12)"
 LOCATION = re.compile(r"\(([^()\s,]+\.\w+), line (\d+)\)")
 SHELL_LOCATION = re.compile(
-    rf"^(\S+\.sh|bash|sh|{re.escape(SCRIPT_PATH)}): (?:line )?(\d+): ", re.MULTILINE
+    rf"^(\S+\.sh|bash|sh|\S*{re.escape(SCRIPT_PATH)}): (?:line )?(\d+): ", re.MULTILINE
 )
 # folders of files that the user has not written
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
@@ -231,7 +230,7 @@ def find_location(text: str) -> str:
     else:
         return ""
 
-    if file == SCRIPT_PATH:
+    if file.endswith(SCRIPT_PATH):
         file = "script"
     return f"{file}:{line}"
 

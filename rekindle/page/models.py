@@ -1,5 +1,6 @@
 """The section `models`: each model with its champion, its servers and its releases."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rekindle.mlflow_api import condition, request
 from rekindle.page.mlflow import STARTING, Tracking
 from rekindle.release.rollback import KubernetesObjects
 
+MILLISECONDS = re.compile(r"[0-9]{1,14}")
 MAX_MODELS = 100
 MAX_RELEASES = 20
 # a measure of an evaluation is also recorded for the baseline or for the champion
@@ -261,8 +263,8 @@ def _find_promotion_time(
     of Rekindle has rolled back, which did not record it."""
     tags = next((item.tags for item in versions if item.version == champion.version), {})
     recorded_time = tags.get(tracking.CHAMPION_SINCE, "")
-    if is_time(recorded_time):
-        return recorded_time
+    if MILLISECONDS.fullmatch(recorded_time):
+        return format_ms(int(recorded_time))
 
     promoted = [release for release in releases if release.deployment]
     is_newest = not promoted or promoted[0].version == champion.version
@@ -270,15 +272,6 @@ def _find_promotion_time(
     if run:
         return format_ms(run.info.end_time or run.info.start_time)
     return None
-
-
-def is_time(text: str) -> bool:
-    """Return True for a time in the format of RFC 3339."""
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _find_drift(name: str) -> Drift | None:
